@@ -1,0 +1,1 @@
+"""GPU kernels that serve what quantkit writes; imports nothing of quantkit."""

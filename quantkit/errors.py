@@ -1,0 +1,56 @@
+"""Everything that may go wrong for a user: one class per exit code."""
+
+from pathlib import Path
+
+
+class QuantkitError(Exception):
+    """Base of all errors that are a user's or an input's fault, never a bug.
+
+    The message says what is wrong; ``remedy`` what to do; ``tensor`` and ``file`` where.
+    The command line prints one line and exits with ``exit_code``.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self, message: str, *, remedy: str = "", tensor: str | None = None, file: str | Path | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.tensor = tensor
+        self.file = None if file is None else str(file)
+
+    def __str__(self) -> str:
+        where = ": ".join(part for part in (self.file, self.tensor) if part)
+        text = f"{where}: {self.message}" if where else self.message
+        line = f"{text}; {self.remedy}" if self.remedy else text
+        return " ".join(line.split())
+
+
+class UsageError(QuantkitError):
+    """A command, an option or a path that cannot be meant."""
+
+    exit_code = 2
+
+
+class RecipeError(UsageError):
+    """A recipe, rule, group size or name that does not fit."""
+
+
+class SourceError(QuantkitError):
+    """The source checkpoint is bad or cannot be fetched."""
+
+    exit_code = 3
+
+
+class VerificationError(QuantkitError):
+    """An output is damaged, or misses a threshold."""
+
+    exit_code = 4
+
+
+class ResourceError(QuantkitError):
+    """It does not fit on this disk or in this memory."""
+
+    exit_code = 5

@@ -1,0 +1,46 @@
+"""What a disk does to a writer: named errors, free space, flushed directories."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from quantkit.errors import ResourceError, UsageError
+
+_NOT_PERMITTED = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Turns an OSError while ``path`` is written into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NOT_PERMITTED:
+            raise UsageError(
+                f"cannot be written ({error.strerror})", file=path, remedy="choose another directory with -o"
+            ) from error
+        raise ResourceError(
+            f"cannot be written ({error.strerror})",
+            file=path,
+            remedy="free space or choose another disk with -o, then run the same command again",
+        ) from error
+
+
+def free_bytes(directory: Path) -> int:
+    """Free bytes on the file system of ``directory``, which need not exist yet."""
+    place = directory.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def flush_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,200 @@
+"""Parse and check safetensors headers without reading tensor data.
+
+Our own parser because headers are untrusted input and every way of being wrong wants its own message.
+Format: 8 bytes little-endian header length, JSON, then tensor bytes without holes or overlaps.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, NoReturn
+
+from quantkit.errors import SourceError
+from quantkit.tensors import DTYPES, TensorSpec
+
+MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses longer ones too
+_LENGTH_BYTES = 8
+_DOWNLOAD_AGAIN = "download this shard again"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A contiguous run of bytes in a file: ``begin`` is absolute, the length follows from ``spec``."""
+
+    name: str
+    spec: TensorSpec
+    path: Path
+    begin: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.spec.num_bytes
+
+    def rows(self, first: int, last: int, *, name: str | None = None) -> "StoredTensor":
+        """Rows ``[first, last)`` along the first dimension, as a tensor of its own."""
+        row_shape = self.spec.shape[1:]
+        row_bytes = prod(row_shape) * self.spec.dtype.num_bytes
+        spec = TensorSpec(self.spec.dtype, (last - first, *row_shape))
+        return StoredTensor(name or self.name, spec, self.path, self.begin + first * row_bytes)
+
+    def item(self, index: int, *, name: str) -> "StoredTensor":
+        """Element ``index`` along the first dimension, that dimension dropped."""
+        one = self.rows(index, index + 1, name=name)
+        return StoredTensor(name, TensorSpec(self.spec.dtype, self.spec.shape[1:]), self.path, one.begin)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One safetensors file: its tensors in file order, its string metadata, its length in bytes."""
+
+    tensors: tuple[StoredTensor, ...]
+    metadata: Mapping[str, str]
+    file_bytes: int
+
+
+def read_header(path: Path) -> Header:
+    """Header of one safetensors file, checked against the file's length.
+
+    Raises SourceError naming the file, and the tensor where one is at fault.
+    """
+    try:
+        file_bytes = path.stat().st_size
+        with path.open("rb") as stream:
+            prefix = stream.read(_LENGTH_BYTES)
+            header_bytes = _header_length(prefix, file_bytes, path)
+            text = stream.read(header_bytes)
+    except OSError as error:
+        raise SourceError(
+            f"cannot be read ({error.strerror})", file=path.name, remedy="check that the file is there and readable"
+        ) from error
+    if len(text) != header_bytes:
+        _fail(path, "ends inside its header", remedy=_DOWNLOAD_AGAIN)
+    entries = _parse_json(text, path)
+    metadata = _metadata(entries.pop("__metadata__", {}), path)
+    data_begin = _LENGTH_BYTES + header_bytes
+    tensors = sorted(
+        (_tensor(name, entry, path, data_begin) for name, entry in entries.items()),
+        key=lambda tensor: (tensor.begin, tensor.end),
+    )
+    _check_coverage(tensors, path, data_begin, file_bytes)
+    return Header(tuple(tensors), metadata, file_bytes)
+
+
+def encode_header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> bytes:
+    """Length, JSON and padding for tensors that lie one behind another in the order given."""
+    document: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, spec in specs.items():
+        end = offset + spec.num_bytes
+        document[name] = {"dtype": spec.dtype.name, "shape": list(spec.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def _fail(path: Path, message: str, *, remedy: str, tensor: str | None = None) -> NoReturn:
+    raise SourceError(message, remedy=remedy, tensor=tensor, file=path.name)
+
+
+def _header_length(prefix: bytes, file_bytes: int, path: Path) -> int:
+    if len(prefix) < _LENGTH_BYTES:
+        _fail(path, f"is {len(prefix)} bytes long, too short for a safetensors file", remedy=_DOWNLOAD_AGAIN)
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_HEADER_BYTES:
+        _fail(
+            path,
+            f"claims a header of {length} bytes, more than the {MAX_HEADER_BYTES} that the format allows",
+            remedy="this is not a safetensors file; download it again",
+        )
+    if length > file_bytes - _LENGTH_BYTES:
+        _fail(path, f"claims a header of {length} bytes but is {file_bytes} bytes long", remedy=_DOWNLOAD_AGAIN)
+    return length
+
+
+def _parse_json(text: bytes, path: Path) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in seen:
+                _fail(path, "stands twice in the header", tensor=key, remedy="the file is corrupt; download it again")
+            seen[key] = value
+        return seen
+
+    try:
+        document = json.loads(text.decode(), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(
+            f"its header is not JSON ({error})", file=path.name, remedy="the file is corrupt; download it again"
+        ) from error
+    if not isinstance(document, dict):
+        _fail(path, "its header is not a JSON object", remedy="the file is corrupt; download it again")
+    return document
+
+
+def _metadata(value: Any, path: Path) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+        _fail(path, "__metadata__ is not a map of strings", remedy="the file is corrupt; download it again")
+    return value
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _tensor(name: str, entry: Any, path: Path, data_begin: int) -> StoredTensor:
+    def fail(message: str) -> NoReturn:
+        _fail(path, message, tensor=name, remedy="the file is corrupt; download it again")
+
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        _fail(path, "a tensor name is not valid UTF-8", tensor=ascii(name), remedy="the file is corrupt")
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        fail("its header entry is not {dtype, shape, data_offsets}")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if dtype is None:
+        _fail(
+            path,
+            f"has dtype {entry['dtype']!r}, which is not supported",
+            tensor=name,
+            remedy=f"supported: {', '.join(DTYPES)}",
+        )
+    if not isinstance(shape, list) or not all(map(_is_count, shape)):
+        fail(f"has shape {shape!r}")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
+        fail(f"has data_offsets {offsets!r}")
+    spec = TensorSpec(dtype, tuple(shape))
+    if offsets[1] - offsets[0] != spec.num_bytes:
+        fail(f"{spec} needs {spec.num_bytes} bytes, its data_offsets span {offsets[1] - offsets[0]}")
+    return StoredTensor(name, spec, path, data_begin + offsets[0])
+
+
+def _check_coverage(tensors: list[StoredTensor], path: Path, data_begin: int, file_bytes: int) -> None:
+    position, previous = data_begin, "the header"
+    for tensor in tensors:
+        if tensor.begin < position:
+            _fail(path, f"overlaps {previous}", tensor=tensor.name, remedy="the file is corrupt; download it again")
+        if tensor.begin > position:
+            _fail(
+                path,
+                f"leaves a hole of {tensor.begin - position} bytes behind {previous}",
+                tensor=tensor.name,
+                remedy="the file is corrupt; download it again",
+            )
+        position, previous = tensor.end, tensor.name
+    if position > file_bytes:
+        _fail(
+            path,
+            f"is truncated: its header describes {position} bytes, the file has {file_bytes}",
+            remedy=_DOWNLOAD_AGAIN,
+        )
+    if position < file_bytes:
+        _fail(
+            path,
+            f"has {file_bytes - position} bytes behind its last tensor",
+            remedy="the file is corrupt; download it again",
+        )

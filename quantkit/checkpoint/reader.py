@@ -1,0 +1,86 @@
+"""Read stored tensors into numpy arrays, with positioned reads.
+
+Positioned reads instead of a memory map: resident memory stays a few row blocks whatever the shard's size, and a
+file that shrinks or fails while it is read is an error with a name, where a map would kill the process (SIGBUS).
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantkit.checkpoint.header import StoredTensor
+from quantkit.errors import SourceError
+from quantkit.tensors import U8, TensorSpec
+
+CHUNK_BYTES = 8 << 20
+
+
+def read_tensor(tensor: StoredTensor) -> NDArray[np.generic]:
+    """The whole tensor; FP8 and E8M0 as uint8, BF16 as uint16. Raises SourceError when bytes are missing."""
+    array = np.empty(tensor.spec.shape, dtype=tensor.spec.dtype.numpy)
+    if array.nbytes:
+        descriptor = _open(tensor.path, tensor.name)
+        try:
+            _read_into(descriptor, array, tensor)
+        finally:
+            os.close(descriptor)
+    return array
+
+
+def read_bytes(tensor: StoredTensor, first: int, last: int) -> NDArray[np.uint8]:
+    """Bytes ``[first, last)`` of the tensor."""
+    span = StoredTensor(tensor.name, TensorSpec(U8, (last - first,)), tensor.path, tensor.begin + first)
+    return read_tensor(span).view(np.uint8)
+
+
+def hash_file(path: Path) -> str:
+    """sha256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    buffer = bytearray(CHUNK_BYTES)
+    view = memoryview(buffer)
+    descriptor = _open(path, None)
+    try:
+        with os.fdopen(descriptor, "rb", buffering=0) as stream:
+            while count := stream.readinto(buffer):
+                digest.update(view[:count])
+    except OSError as error:
+        raise SourceError(f"cannot be read ({error.strerror})", file=path.name) from error
+    return digest.hexdigest()
+
+
+def _open(path: Path, tensor: str | None) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SourceError(
+            f"cannot be opened ({error.strerror})",
+            tensor=tensor,
+            file=path.name,
+            remedy="check that the file is there and readable",
+        ) from error
+
+
+def _read_into(descriptor: int, array: NDArray[np.generic], tensor: StoredTensor) -> None:
+    view = memoryview(array.reshape(-1).view(np.uint8))
+    position = 0
+    while position < len(view):
+        try:
+            count = os.preadv(descriptor, [view[position : position + (1 << 30)]], tensor.begin + position)
+        except OSError as error:
+            raise SourceError(
+                f"cannot be read ({error.strerror})",
+                tensor=tensor.name,
+                file=tensor.path.name,
+                remedy="check the disk, or download this shard again",
+            ) from error
+        if count == 0:
+            raise SourceError(
+                "ends early: the file was cut after its header was read",
+                tensor=tensor.name,
+                file=tensor.path.name,
+                remedy="do not write to the source while it is converted",
+            )
+        position += count

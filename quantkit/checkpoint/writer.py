@@ -1,0 +1,74 @@
+"""Write a safetensors file whose layout is known beforehand: header first, tensors at their offsets in any order.
+
+Our own writer because the safetensors library wants every tensor of a file in memory at once. Positioned writes
+may come from many threads; ``close`` refuses to end a file in which a byte is missing.
+"""
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantkit.checkpoint.disk import named_errors
+from quantkit.checkpoint.header import encode_header
+from quantkit.tensors import TensorSpec
+
+METADATA = {"format": "pt"}  # loaders refuse or crash without it
+
+
+def order_tensors(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """Widest dtype first, then by name: every tensor stays aligned, as the format allows no holes."""
+    return dict(sorted(specs.items(), key=lambda item: (-item[1].dtype.bits, item[0])))
+
+
+class ShardWriter:
+    """One output shard. Use as a context manager; ``close`` checks completeness and flushes to the disk."""
+
+    def __init__(self, path: Path, specs: Mapping[str, TensorSpec]) -> None:
+        self.path = path
+        self.specs = dict(specs)
+        header = encode_header(self.specs, METADATA)
+        self._begin: dict[str, int] = {}
+        self._missing: dict[str, int] = {}
+        position = len(header)
+        for name, spec in self.specs.items():
+            self._begin[name] = position
+            self._missing[name] = spec.num_bytes
+            position += spec.num_bytes
+        self.file_bytes = position
+        self._lock = threading.Lock()
+        with named_errors(path):
+            self._descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+            os.ftruncate(self._descriptor, self.file_bytes)
+            self._write_at(memoryview(header), 0)
+
+    def write(self, name: str, array: NDArray[np.generic], *, first_byte: int = 0) -> None:
+        """Bytes of ``array`` into tensor ``name``, from its byte ``first_byte`` on. Every byte is written once."""
+        data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        assert first_byte + len(data) <= self.specs[name].num_bytes, (name, first_byte, len(data))
+        with named_errors(self.path):
+            self._write_at(data, self._begin[name] + first_byte)
+        with self._lock:
+            self._missing[name] -= len(data)
+
+    def close(self) -> None:
+        """Flush to the disk. A byte that nobody wrote is a bug of ours."""
+        incomplete = {name: missing for name, missing in self._missing.items() if missing}
+        assert not incomplete, f"{self.path.name}: bytes not written: {incomplete}"
+        with named_errors(self.path):
+            os.fsync(self._descriptor)
+        self.abort()
+
+    def abort(self) -> None:
+        """Close the file as it is."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _write_at(self, data: memoryview, position: int) -> None:
+        while data:
+            count = os.pwrite(self._descriptor, data[: 1 << 30], position)
+            data, position = data[count:], position + count

@@ -1,0 +1,89 @@
+"""Assembles the commands and turns every error into one line and an exit code. Imports nothing heavy."""
+
+import json
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+import typer
+
+from quantkit import __version__
+from quantkit.cli import convert, inspect, plan, recipes, verify
+from quantkit.errors import QuantkitError
+
+INTERRUPTED, TERMINATED = 130, 143
+
+app = typer.Typer(
+    name="quantkit",
+    help="Offline INT4 quantization of FP8 mixture-of-experts checkpoints, for SGLang and vLLM.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+for _module in (convert, plan, verify, inspect, recipes):
+    _module.register(app)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, handled like an interrupt with another exit code."""
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise _Terminated
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 ok, 1 a bug, 2 usage, 3 source, 4 verification, 5 does not fit, 130/143 signals."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        app()
+    except QuantkitError as error:
+        _show_error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt as error:
+        sys.stderr.write("quantkit: interrupted; nothing was published\n")
+        sys.exit(TERMINATED if isinstance(error, _Terminated) else INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _show_error(error: QuantkitError) -> None:
+    sys.stderr.write(f"quantkit: {error}\n")
+    if "--json" in sys.argv:
+        command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
+        sys.stdout.write(json.dumps(error_document(command, error), indent=2) + "\n")
+
+
+def error_document(command: str, error: QuantkitError) -> dict[str, Any]:
+    """What ``--json`` prints instead of a result."""
+    return {
+        "command": command,
+        "version": __version__,
+        "status": "error",
+        "error": {
+            "class": type(error).__name__,
+            "message": error.message,
+            "remedy": error.remedy,
+            "tensor": error.tensor,
+            "file": error.file,
+        },
+    }

@@ -1,0 +1,155 @@
+"""JSON documents of the results, one function each; the schemas beside them say the same and are tested."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from quantkit import __version__
+from quantkit.convert.convert import ConvertReport
+from quantkit.engines.tensor_parallel import TpVerdict
+from quantkit.integrity.weight_errors import ClassError
+from quantkit.plan.inspection import InspectReport
+from quantkit.plan.model import Plan
+from quantkit.plan.resources import disk_bytes, memory_bytes
+from quantkit.recipe import recipe_document
+from quantkit.verify.report import Finding, VerifyReport
+
+
+def head(command: str, status: str = "ok") -> dict[str, Any]:
+    """What every document begins with."""
+    return {"command": command, "version": __version__, "status": status}
+
+
+def plan_document(plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int) -> dict[str, Any]:
+    """Decisions, exact bytes, needs, legal tensor-parallel sizes and warnings."""
+    largest = max(plan.shards, key=lambda shard: shard.file_bytes)
+    return {
+        **head("plan"),
+        "recipe": recipe_document(plan.recipe),
+        "family": plan.family,
+        "source": {
+            "num_tensors": len(plan.checkpoint.tensors),
+            "tensor_bytes": plan.checkpoint.num_bytes,
+            "num_shards": len(plan.checkpoint.shards),
+        },
+        "output": {
+            "num_tensors": plan.num_tensors,
+            "tensor_bytes": plan.tensor_bytes,
+            "shard_bytes": sum(shard.file_bytes for shard in plan.shards),
+            "num_shards": len(plan.shards),
+            "largest_shard": {"name": largest.name, "bytes": largest.file_bytes},
+        },
+        "needs": {"disk_bytes": disk_bytes(plan), "memory_bytes": memory_bytes(num_jobs)},
+        "parts": [
+            {
+                "role": part.role.value,
+                "source": part.codec,
+                "action": part.action.value,
+                "num_weights": part.num_weights,
+                "num_elements": part.num_elements,
+                "source_bytes": part.source_bytes,
+                "output_bytes": part.output_bytes,
+            }
+            for part in plan.parts()
+        ],
+        "quantized_share": quantized_share(plan),
+        "rules": [
+            {"rule": rule.rule, "action": rule.action, "num_weights": rule.num_weights} for rule in plan.rules
+        ],
+        "tensor_parallel": [
+            {
+                "tp": verdict.tp,
+                "engine": verdict.engine,
+                "status": verdict.status,
+                "kernels": list(verdict.kernels),
+                "reason": verdict.reason,
+            }
+            for verdict in tp
+        ],
+        "dropped_tensors": dict(plan.dropped),
+        "skipped_files": dict(plan.checkpoint.sidecars.skipped),
+        "warnings": list(plan.warnings),
+    }
+
+
+def quantized_share(plan: Plan) -> float:
+    """Share of the elements that are INT4 in the output."""
+    total = sum(job.weight.num_elements for job in plan.jobs)
+    done = sum(
+        job.weight.num_elements for job in plan.jobs if job.action == "int4" or job.weight.codec.name == "packed_int4"
+    )
+    return done / total if total else 0.0
+
+
+def convert_document(report: ConvertReport) -> dict[str, Any]:
+    """What was written, its errors, and how fast."""
+    return {
+        **head("convert"),
+        "output": str(report.output),
+        "num_tensors": report.plan.num_tensors,
+        "tensor_bytes": report.plan.tensor_bytes,
+        "source_bytes": report.plan.checkpoint.num_bytes,
+        "errors": [_class_document(one) for one in report.classes],
+        "findings": [_finding_document(finding) for finding in report.findings],
+        "warnings": list(report.plan.warnings),
+        "seconds": report.seconds,
+        "encoded_bytes": report.encoded_bytes,
+        "encode_cpu_seconds": report.encode_seconds,
+    }
+
+
+def verify_document(report: VerifyReport) -> dict[str, Any]:
+    """Checks, findings and errors by class."""
+    return {
+        **head("verify", "ok" if report.is_good else "failed"),
+        "output": str(report.output),
+        "checks": list(report.checks),
+        "num_tensors": report.num_tensors,
+        "errors": [_class_document(one) for one in report.classes],
+        "findings": [_finding_document(finding) for finding in report.findings],
+    }
+
+
+def _class_document(one: ClassError) -> dict[str, Any]:
+    return {
+        "role": one.role,
+        "num_weights": one.num_weights,
+        "relative_error": one.relative,
+        "median_relative_error": one.median,
+        "worst_relative_error": one.worst,
+        "worst_weight": one.worst_name,
+    }
+
+
+def _finding_document(finding: Finding) -> dict[str, Any]:
+    return {
+        "check": finding.check,
+        "level": "error" if finding.is_error else "warning",
+        "message": finding.message,
+        "tensor": finding.tensor,
+        "file": finding.file,
+        "remedy": finding.remedy,
+    }
+
+
+def inspect_document(report: InspectReport) -> dict[str, Any]:
+    """Totals, and parts by role and dtype."""
+    return {
+        **head("inspect"),
+        "family": report.family,
+        "model_type": report.model_type,
+        "scheme": report.scheme,
+        "num_shards": report.num_shards,
+        "num_tensors": report.num_tensors,
+        "num_bytes": report.num_bytes,
+        "num_parameters": report.num_parameters,
+        "parts": [
+            {
+                "role": part.role.value,
+                "dtype": part.dtype,
+                "num_tensors": part.num_tensors,
+                "num_elements": part.num_elements,
+                "num_bytes": part.num_bytes,
+            }
+            for part in report.parts
+        ],
+    }

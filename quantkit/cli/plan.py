@@ -1,0 +1,56 @@
+"""`quantkit plan`: every decision and every byte, from headers alone."""
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from quantkit.cli import options as opt
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("plan")(plan)
+
+
+def plan(
+    source: opt.OptionalSource = None,
+    to: opt.ToOption = None,
+    config: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--config", metavar="FILE", help="Plan from a config.json, with no weights present."),
+    ] = None,
+    recipe: opt.RecipeOption = None,
+    group_size: opt.GroupSizeOption = None,
+    scales: opt.ScalesOption = None,
+    signed_scales: opt.SignedOption = None,
+    targets: opt.TargetsOption = None,
+    ignore: opt.IgnoreOption = None,
+    allow_unmatched: opt.AllowUnmatchedOption = False,
+    allow_incomplete: opt.AllowIncompleteOption = False,
+    jobs: opt.JobsOption = None,
+    as_json: opt.JsonOption = False,
+) -> None:
+    """Say what a conversion would do: decisions, exact output bytes, disk and memory, legal TP sizes, warnings.
+
+    Example: quantkit plan ./GLM-5.2-FP8 --to int4
+    """
+    opt.check_to(to)
+    from quantkit.cli.planning import PlanRequest, plan_request, tensor_parallel
+    from quantkit.cli.show_plan import show_plan
+    from quantkit.threads import available_cores
+
+    request = PlanRequest(
+        source=source,
+        recipe=recipe,
+        config=config,
+        group_size=group_size,
+        scales=scales,
+        signed_scales=signed_scales,
+        targets=targets or (),
+        ignore=ignore or (),
+        allow_unmatched=allow_unmatched,
+        allow_incomplete=allow_incomplete,
+    )
+    resolved, made = plan_request(request)
+    show_plan(made, tensor_parallel(resolved, made), num_jobs=jobs or available_cores(), as_json=as_json)

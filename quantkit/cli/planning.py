@@ -1,0 +1,55 @@
+"""From options to a Plan: shared by `plan` and `convert`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantkit.engines.tensor_parallel import TpVerdict, legal_tp
+from quantkit.plan.make import make_plan
+from quantkit.plan.model import Plan
+from quantkit.plan.resolve import ResolvedSource, resolve_source
+from quantkit.recipe import override
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """What the command line asked for; None means what the recipe says."""
+
+    source: str | None
+    recipe: str | None = None
+    config: Path | None = None
+    group_size: int | None = None
+    scales: str | None = None
+    signed_scales: bool | None = None
+    targets: Sequence[str] = ()
+    ignore: Sequence[str] = ()
+    allow_unmatched: bool = False
+    allow_incomplete: bool = False
+
+
+def plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
+    """Resolve the source, apply the overrides, plan."""
+    resolved = resolve_source(request.source, recipe=request.recipe, config=request.config)
+    recipe = override(
+        resolved.recipe,
+        group_size=request.group_size,
+        scales=request.scales,
+        signed_scales=request.signed_scales,
+        targets=tuple(request.targets),
+        ignore=tuple(request.ignore),
+    )
+    plan = make_plan(
+        recipe,
+        resolved.family,
+        resolved.checkpoint,
+        allow_unmatched=request.allow_unmatched,
+        allow_incomplete=request.allow_incomplete,
+    )
+    return resolved, plan
+
+
+def tensor_parallel(resolved: ResolvedSource, plan: Plan) -> tuple[TpVerdict, ...]:
+    """Legal tensor-parallel sizes of the output; 'unknown' for a family whose engine rules are not known."""
+    return legal_tp(
+        family=resolved.family, config=resolved.checkpoint.config, group_size=plan.target.group_size
+    )

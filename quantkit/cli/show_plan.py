@@ -1,0 +1,67 @@
+"""Shows a plan as JSON or as tables."""
+
+from collections.abc import Sequence
+
+from quantkit.cli import documents, render
+from quantkit.engines.tensor_parallel import TpVerdict
+from quantkit.plan.model import Plan
+from quantkit.plan.resources import disk_bytes, memory_bytes
+
+_SOURCES = {"fp8_block": "fp8", "float_values": "float", "packed_int4": "native int4", "opaque": "bytes"}
+
+
+def show_plan(plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int, as_json: bool) -> None:
+    """Everything that the plan decided."""
+    if as_json:
+        render.show_json(documents.plan_document(plan, tp, num_jobs=num_jobs))
+        return
+    _show_parts(plan)
+    render.show_table(
+        "Rules",
+        ["rule", "action", "weights"],
+        [[rule.rule, rule.action, render.count(rule.num_weights)] for rule in plan.rules],
+    )
+    _show_totals(plan, num_jobs)
+    _show_tp(tp, plan.target.group_size)
+    render.show_notes("skipped", [f"{name}: {reason}" for name, reason in plan.checkpoint.sidecars.skipped])
+    render.show_notes("warning", plan.warnings)
+
+
+def _show_parts(plan: Plan) -> None:
+    rows = [
+        [
+            part.role.value,
+            _SOURCES[part.codec],
+            part.action.value,
+            render.count(part.num_weights),
+            render.count(part.num_elements),
+            render.gib(part.source_bytes),
+            render.gib(part.output_bytes),
+        ]
+        for part in plan.parts()
+    ]
+    render.show_table(
+        f"Plan: {plan.family}, recipe {plan.recipe.name}, INT4 groups of {plan.target.group_size}",
+        ["part", "source", "action", "weights", "elements", "source size", "output size"],
+        rows,
+    )
+
+
+def _show_totals(plan: Plan, num_jobs: int) -> None:
+    largest = max(plan.shards, key=lambda shard: shard.file_bytes)
+    share = 100 * documents.quantized_share(plan)
+    source = plan.checkpoint
+    rows = [
+        ["source", f"{render.count(len(source.tensors))} tensors", render.gib(source.num_bytes)],
+        ["output", f"{render.count(plan.num_tensors)} tensors", render.gib(plan.tensor_bytes)],
+        ["", f"{plan.tensor_bytes:,} bytes of tensors, {share:.1f}% of the elements in INT4", ""],
+        ["largest shard", largest.name, render.gib(largest.file_bytes)],
+        ["disk needed", "", render.gib(disk_bytes(plan))],
+        ["memory needed", f"{num_jobs} workers", render.gib(memory_bytes(num_jobs))],
+    ]
+    render.show_table("Totals", ["what", "", "size"], rows)
+
+
+def _show_tp(verdicts: Sequence[TpVerdict], group_size: int) -> None:
+    rows = [[str(verdict.tp), verdict.engine, verdict.status, verdict.reason] for verdict in verdicts]
+    render.show_table(f"Tensor parallel sizes (group {group_size})", ["TP", "engine", "verdict", "why"], rows)

@@ -1,0 +1,66 @@
+"""Shows the results of convert and verify as JSON or as tables."""
+
+from collections.abc import Sequence
+
+from quantkit.cli import documents, render
+from quantkit.convert.convert import ConvertReport
+from quantkit.integrity.weight_errors import ClassError
+from quantkit.verify.report import Finding, VerifyReport
+
+
+def show_conversion(report: ConvertReport, *, as_json: bool) -> None:
+    """Sizes, errors by class, time."""
+    if as_json:
+        render.show_json(documents.convert_document(report))
+        return
+    plan = report.plan
+    rows = [
+        [part.role.value, part.action.value, render.count(part.num_weights), render.gib(part.source_bytes), render.gib(part.output_bytes)]
+        for part in plan.parts()
+    ]
+    render.show_table(
+        f"Converted to {report.output}", ["part", "action", "weights", "source size", "output size"], rows
+    )
+    _show_errors(report.classes)
+    _show_findings(report.findings)
+    render.show_notes("warning", plan.warnings)
+    source_bytes = plan.checkpoint.num_bytes
+    rate = source_bytes / max(report.seconds, 1e-9) / 1e6
+    render.show_line(
+        f"{report.output}: {render.gib(source_bytes)} -> {render.gib(plan.tensor_bytes)} in {report.seconds:.1f} s "
+        f"({rate:.0f} MB/s), verified and published"
+    )
+
+
+def show_verification(report: VerifyReport, *, as_json: bool) -> None:
+    """Findings and errors by class."""
+    if as_json:
+        render.show_json(documents.verify_document(report))
+        return
+    _show_errors(report.classes)
+    _show_findings(report.findings)
+    verdict = "good" if report.is_good else "BAD"
+    render.show_line(
+        f"{report.output}: {verdict} ({render.count(report.num_tensors)} tensors; checked: {', '.join(report.checks)})"
+    )
+
+
+def _show_errors(classes: Sequence[ClassError]) -> None:
+    rows = [
+        [one.role, render.count(one.num_weights), f"{one.relative:.4f}", f"{one.median:.4f}", f"{one.worst:.4f}", one.worst_name]
+        for one in classes
+    ]
+    render.show_table("Relative error", ["part", "weights", "all", "median", "worst", "worst weight"], rows)
+
+
+def _show_findings(findings: Sequence[Finding]) -> None:
+    rows = [
+        [
+            "error" if finding.is_error else "warning",
+            finding.check,
+            finding.tensor or finding.file or "",
+            finding.message,
+        ]
+        for finding in findings
+    ]
+    render.show_table("Findings", ["level", "check", "where", "what"], rows)

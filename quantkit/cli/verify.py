@@ -1,0 +1,49 @@
+"""`quantkit verify`: is an output whole, undamaged, consistent and close to its source?"""
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from quantkit.cli import options as opt
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("verify")(verify)
+
+
+def verify(
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="The directory that a conversion made.")],
+    source: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--source", metavar="SOURCE", help="Compare every value with this source."),
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Leave out whatever needs dequantizing.")] = False,
+    jobs: opt.JobsOption = None,
+    quiet: opt.QuietOption = False,
+    as_json: opt.JsonOption = False,
+) -> None:
+    """Check an output: hashes, sizes, index, tensors, config; with --source also every value.
+
+    Exits with 4 when anything is wrong.
+
+    Example: quantkit verify ./glm-5.2-int4 --source ./GLM-5.2-FP8
+    """
+    from quantkit.cli import render
+    from quantkit.cli.show_results import show_verification
+    from quantkit.plan.resolve import resolve_source
+    from quantkit.threads import available_cores
+    from quantkit.verify.verify import verify_output
+
+    checkpoint = None if source is None else resolve_source(source).checkpoint
+    total_bytes = 0 if checkpoint is None else checkpoint.num_bytes
+    with render.progress("verify", total_bytes, is_quiet=quiet) as advance:
+        report = verify_output(
+            output, checkpoint, is_fast=fast, num_jobs=jobs or available_cores(), report_progress=advance
+        )
+    show_verification(report, as_json=as_json)
+    if not report.is_good:
+        if as_json:
+            raise typer.Exit(4)
+        report.raise_for_errors()

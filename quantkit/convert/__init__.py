@@ -1,0 +1,1 @@
+"""Execute a plan and publish its result."""

@@ -1,0 +1,45 @@
+"""The model card of an output: what was done, from what, and how close it is. Nothing varies from run to run."""
+
+from collections.abc import Mapping, Sequence
+
+from quantkit import __version__
+from quantkit.integrity.weight_errors import ClassError
+from quantkit.plan.model import Plan
+
+
+def model_card(plan: Plan, classes: Sequence[ClassError], provenance: Mapping[str, str]) -> str:
+    """README.md in Markdown."""
+    source = f"`{provenance['hub_id']}` at `{provenance['commit']}`" if provenance else "a local checkpoint"
+    signs = "of either sign" if plan.target.signed and plan.target.scales == "search" else "positive"
+    lines = [
+        f"# INT4 of {source}",
+        "",
+        f"Made by quantkit {__version__} with recipe `{plan.recipe.name}`: INT4 (compressed-tensors "
+        f"`pack-quantized`), groups of {plan.target.group_size}, scales by {plan.target.scales}, {signs}, stored as "
+        "BF16. `conversion.json` holds the resolved recipe and the sha256 of every file.",
+        "",
+        "| part | done | weights | source bytes | output bytes |",
+        "|---|---|---:|---:|---:|",
+        *(
+            f"| {part.role} | {part.codec} {part.action} | {part.num_weights} | {part.source_bytes} | {part.output_bytes} |"
+            for part in plan.parts()
+        ),
+    ]
+    if classes:
+        lines += [
+            "",
+            "Relative error of the INT4 weights against the decoded source:",
+            "",
+            "| part | weights | relative error | worst weight |",
+            "|---|---:|---:|---:|",
+            *(
+                f"| {one.role} | {one.num_weights} | {one.relative:.4f} | {one.worst:.4f} |"
+                for one in classes
+            ),
+        ]
+    for engine, advice in plan.recipe.engines.items():
+        lines += ["", f"## {engine}", "", *(f"- {line}" for line in advice)]
+    if plan.warnings:
+        lines += ["", "## Warnings", "", *(f"- {warning}" for warning in plan.warnings)]
+    lines += ["", "FP8 KV scales are not part of this checkpoint. Quality was not evaluated by this conversion.", ""]
+    return "\n".join(lines)

@@ -1,0 +1,55 @@
+"""Typed look-up in a `config.json`: a key that is missing or of the wrong type is the source's fault."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from quantkit.errors import SourceError
+
+Config = Mapping[str, Any]
+
+
+def text_config(config: Config) -> Config:
+    """The part that describes the language model: multimodal configs nest it."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else config
+
+
+def integer(config: Config, key: str, default: int | None = None) -> int:
+    """``default`` stands in for a key that is absent or null."""
+    value = config.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        what = "is missing" if value is None else f"is {value!r}, not a count"
+        raise SourceError(
+            f"{key} {what}", file="config.json", remedy="take config.json from the source again"
+        )
+    return value
+
+
+def flag(config: Config, key: str, default: bool) -> bool:
+    """``default`` stands in for a key that is absent or null."""
+    value = config.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise SourceError(
+            f"{key} is {value!r}, not true or false",
+            file="config.json",
+            remedy="take config.json from the source again",
+        )
+    return value
+
+
+def per_layer(config: Config, key: str, num_layers: int) -> list[Any] | str | None:
+    """A list or string with one entry a layer, or None where the key is absent, null or empty."""
+    value = config.get(key)
+    if not value:
+        return None
+    if not isinstance(value, list | str) or len(value) < num_layers:
+        raise SourceError(
+            f"{key} does not have an entry for each of {num_layers} layers",
+            file="config.json",
+            remedy="take config.json from the source again",
+        )
+    return value

@@ -1,0 +1,1 @@
+"""Manifests of outputs: which files, how long, which hash."""

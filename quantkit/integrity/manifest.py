@@ -1,0 +1,81 @@
+"""conversion.json: what an output was made from, what it holds, and the sha256 of every file.
+
+Nothing in it varies from run to run: no time, host, path or number of workers.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import VerificationError
+
+MANIFEST_NAME = "conversion.json"
+MANIFEST_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """Length and sha256 (hexadecimal) of one file."""
+
+    file_bytes: int
+    sha256: str
+
+    def document(self) -> dict[str, Any]:
+        return {"bytes": self.file_bytes, "sha256": self.sha256}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The parts of conversion.json that are checked; ``document`` is all of it."""
+
+    recipe: Mapping[str, Any]
+    source_shards: Mapping[str, FileRecord]
+    output_files: Mapping[str, FileRecord]
+    document: Mapping[str, Any]
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Deterministic JSON, flushed to the disk."""
+    with path.open("w", encoding="utf-8") as stream:
+        json.dump(document, stream, indent=2, ensure_ascii=False)
+        stream.write("\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Manifest of an output directory. Raises VerificationError when it is missing or damaged."""
+    path = directory / MANIFEST_NAME
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise VerificationError(
+            "is missing", file=path, remedy="this is not a complete output of quantkit; convert again"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise VerificationError(f"cannot be read ({error})", file=path, remedy="convert again") from error
+    try:
+        if document["format"] != MANIFEST_FORMAT:
+            raise VerificationError(
+                f"has format {document['format']!r}, this version reads {MANIFEST_FORMAT}",
+                file=path,
+                remedy="use the version that wrote it",
+            )
+        return Manifest(
+            recipe=document["recipe"],
+            source_shards=_records(document["source"]["shards"]),
+            output_files=_records(document["output"]["files"]),
+            document=document,
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise VerificationError(f"lacks or garbles {error}", file=path, remedy="convert again") from error
+
+
+def _records(section: Mapping[str, Any]) -> dict[str, FileRecord]:
+    return {
+        name: FileRecord(file_bytes=int(entry["bytes"]), sha256=str(entry["sha256"]))
+        for name, entry in section.items()
+    }

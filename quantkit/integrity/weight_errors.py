@@ -1,0 +1,70 @@
+"""Relative error per weight and per class, exact sums of per-row sums: no split into tasks changes a digit."""
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightError:
+    """Squared error and squared weight of one quantized weight, in units of the weight squared."""
+
+    name: str
+    role: str
+    error2: float
+    weight2: float
+
+    @property
+    def relative(self) -> float:
+        """Root of the ratio; 0 for a weight of zeros."""
+        return math.sqrt(self.error2 / self.weight2) if self.weight2 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassError:
+    """All quantized weights of one role."""
+
+    role: str
+    num_weights: int
+    relative: float
+    median: float
+    worst: float
+    worst_name: str
+
+
+def weight_error(
+    name: str, role: str, error2_R: Iterable[NDArray[np.float64]], weight2_R: Iterable[NDArray[np.float64]]
+) -> WeightError:
+    """Sums over all rows of a weight, in whatever blocks they come."""
+    return WeightError(
+        name=name,
+        role=role,
+        error2=math.fsum(value for block in error2_R for value in block.tolist()),
+        weight2=math.fsum(value for block in weight2_R for value in block.tolist()),
+    )
+
+
+def class_errors(errors: Iterable[WeightError]) -> tuple[ClassError, ...]:
+    """Totals by role, in order of name."""
+    by_role: dict[str, list[WeightError]] = {}
+    for error in errors:
+        by_role.setdefault(error.role, []).append(error)
+    return tuple(_class_error(role, members) for role, members in sorted(by_role.items()))
+
+
+def _class_error(role: str, members: list[WeightError]) -> ClassError:
+    worst = min(members, key=lambda error: (-error.relative, error.name))
+    weight2 = math.fsum(error.weight2 for error in members)
+    error2 = math.fsum(error.error2 for error in members)
+    return ClassError(
+        role=role,
+        num_weights=len(members),
+        relative=math.sqrt(error2 / weight2) if weight2 else 0.0,
+        median=statistics.median(error.relative for error in members),
+        worst=worst.relative,
+        worst_name=worst.name,
+    )

@@ -1,0 +1,302 @@
+"""The numba kernels behind fused_cpu: 16 groups at a time, one per lane, sharing the work of every vector.
+
+A tile is transposed into first-level cache, so a sum over a group never crosses lanes. Groups are
+numbered along rows and across row ends: only the last tile of a call may lack groups, so it starts
+earlier and writes some twice. No fastmath: every step is the IEEE operation that the numpy specification
+states, or is exact.
+"""
+# ruff: noqa: PLR0913, PLR0917
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit
+
+from quantkit.numerics.absmax import ZERO_GROUP_SCALE
+from quantkit.numerics.bfloat16 import MIN_NORMAL
+from quantkit.numerics.fp8 import E4M3_UNIT
+from quantkit.numerics.search import MAX_WEIGHT
+from quantkit.numerics.simd import (
+    LANES,
+    absolute,
+    exact_multiply_add,
+    f32_bits_as_i32,
+    f32_to_f64,
+    f32_to_i32,
+    f64_bits_as_i64,
+    f64_to_f32,
+    floor,
+    gather_words,
+    i32_bits_as_f32,
+    i32_to_f64,
+    i64_to_i32,
+    load_f32,
+    load_f64,
+    load_u8,
+    load_u16,
+    maximum,
+    minimum,
+    rint,
+    scatter_words,
+    select,
+    splat_f32,
+    splat_f64,
+    splat_i32,
+    splat_i64,
+    sqrt,
+    store_f32,
+    store_f64,
+    store_u16,
+)
+
+FP8, BF16, F32 = 0, 1, 2
+"""Kinds of source."""
+
+
+def _jit(function: Callable[..., Any]) -> Any:
+    """Compiled without the GIL, and cached on disk where numba finds a place that it may write to."""
+    try:
+        return njit(nogil=True, cache=True)(function)
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+        return njit(nogil=True)(function)
+
+
+@_jit
+def _decode_e4m3(byte):  # type: ignore[no-untyped-def]
+    """E4M3 codes to float32 integers of 2**-9, in integer steps: no subnormal ever meets the float unit."""
+    magnitude = byte & splat_i32(0x7F)
+    scaled = i32_bits_as_f32((magnitude << splat_i32(20)) + splat_i32(129 << 23))
+    # exponent field 0 has no hidden one
+    ints = select(magnitude < splat_i32(8), scaled + scaled - splat_f32(8.0), scaled)
+    return i32_bits_as_f32(f32_bits_as_i32(ints) | ((byte & splat_i32(0x80)) << splat_i32(24)))
+
+
+@_jit
+def _round_bf16(values):  # type: ignore[no-untyped-def]
+    """The bits of the nearest BF16, ties to even, in the upper half of each lane. No NaN."""
+    word = f32_bits_as_i32(values)
+    odd = (word >> splat_i32(16)) & splat_i32(1)
+    return (word + splat_i32(0x7FFF) + odd) & splat_i32(-65536)
+
+
+@_jit
+def _load_tile(source, kind, first, group_size, x):  # type: ignore[no-untyped-def]
+    """Transpose 16 groups into ``x``: integers of 2**-9 for FP8, values otherwise."""
+    for k in range(0, group_size, 4):
+        if kind == FP8:
+            words = gather_words(source, first * group_size + k, group_size)
+            for j in range(4):
+                byte = (words >> splat_i32(8 * j)) & splat_i32(0xFF)
+                store_f32(x, (k + j) * LANES, _decode_e4m3(byte))
+        elif kind == BF16:
+            for j in range(0, 4, 2):
+                words = gather_words(source, 2 * (first * group_size + k + j), 2 * group_size)
+                store_f32(x, (k + j) * LANES, i32_bits_as_f32(words << splat_i32(16)))
+                store_f32(x, (k + j + 1) * LANES, i32_bits_as_f32(words & splat_i32(-65536)))
+        else:
+            for j in range(4):
+                words = gather_words(source, 4 * (first * group_size + k + j), 4 * group_size)
+                store_f32(x, (k + j) * LANES, i32_bits_as_f32(words))
+
+
+@_jit
+def _decode_tile(kind, first, group_size, scale, x):  # type: ignore[no-untyped-def]
+    """Integers of 2**-9 to values, in place."""
+    if kind == FP8:
+        block_scale = load_f32(scale, first)
+        for k in range(group_size):
+            store_f32(x, k * LANES, load_f32(x, k * LANES) * splat_f32(E4M3_UNIT) * block_scale)
+
+
+@_jit
+def _grid_tile(kind, first, group_size, scale, x):  # type: ignore[no-untyped-def]
+    """Values to integers, in place (the codes of FP8 are integers already); returns the unit of each lane."""
+    if kind == FP8:
+        return f32_to_f64(load_f32(scale, first)) * splat_f64(E4M3_UNIT)
+    amax = splat_f32(0.0)
+    for k in range(group_size):
+        amax = maximum(amax, absolute(load_f32(x, k * LANES)))
+    wide = f32_to_f64(amax)
+    divisor = select(amax == splat_f32(0.0), splat_f64(1.0), wide)
+    for k in range(group_size):
+        value = f32_to_f64(load_f32(x, k * LANES))
+        store_f32(x, k * LANES, f64_to_f32(rint(value * splat_f64(65536.0) / divisor)))
+    return wide * splat_f64(2.0**-16)
+
+
+@_jit
+def _round_codes(y, inverse):  # type: ignore[no-untyped-def]
+    return minimum(maximum(rint(y * inverse), splat_f32(-8.0)), splat_f32(7.0))
+
+
+@_jit
+def _weigh_tile(x, weight, moment, group_size):  # type: ignore[no-untyped-def]
+    """Fill ``weight`` with w, ``moment`` with w*x; returns each lane's first element of largest magnitude."""
+    largest = splat_f32(0.0)
+    squares = splat_f64(0.0)
+    for k in range(group_size):
+        value = load_f32(x, k * LANES)
+        largest = select(absolute(value) > absolute(largest), value, largest)
+        wide = f32_to_f64(value)
+        squares = exact_multiply_add(wide, wide, squares)
+    # the group size is a power of two, so the quotient is exact
+    rms = f64_to_f32(floor(sqrt(floor(squares * splat_f64(1.0 / group_size)))))
+    for k in range(group_size):
+        value = load_f32(x, k * LANES)
+        w = minimum(rms + absolute(value), splat_f32(MAX_WEIGHT))
+        store_f32(weight, k * LANES, w)
+        store_f64(moment, k * LANES, f32_to_f64(w) * f32_to_f64(value))
+    return largest
+
+
+@_jit
+def _search_tile(x, weight, moment, unit, group_size, candidates, is_signed):  # type: ignore[no-untyped-def]
+    """What to multiply x by to get codes, and the bits of the scales. The bit budget stands in search.py."""
+    largest = _weigh_tile(x, weight, moment, group_size)
+    amax = maximum(absolute(largest), splat_f32(1.0))
+    flip = splat_f32(1.0)
+    if is_signed:
+        flip = select(largest > splat_f32(0.0), splat_f32(-1.0), flip)
+    best_score = splat_f64(-1.0)
+    best_a = splat_f64(0.0)
+    best_b = splat_f64(1.0)
+    for candidate in range(len(candidates)):
+        # x times a flipped factor is what flipped x gives
+        inverse = splat_f32(candidates[candidate]) / amax * flip
+        a = splat_f64(0.0)
+        b = splat_i32(0)
+        for k in range(group_size):
+            code = _round_codes(load_f32(x, k * LANES), inverse)
+            a = exact_multiply_add(load_f64(moment, k * LANES), f32_to_f64(code), a)
+            b = b + f32_to_i32(load_f32(weight, k * LANES) * code * code)
+        wide_b = maximum(i32_to_f64(b), splat_f64(1.0))
+        score = a * a / wide_b
+        is_better = score > best_score
+        best_score = select(is_better, score, best_score)
+        best_a = select(is_better, absolute(a), best_a)
+        best_b = select(is_better, wide_b, best_b)
+
+    word = f64_bits_as_i64(maximum(best_a / best_b * unit, splat_f64(MIN_NORMAL)))
+    odd = (word >> splat_i64(45)) & splat_i64(1)
+    # drop 45 of 52 bits of significand, then the exponent's bias becomes that of BF16
+    rounded = ((word + splat_i64((1 << 44) - 1) + odd) >> splat_i64(45)) - splat_i64((1023 - 127) << 7)
+    bits = i64_to_i32(select(rounded < splat_i64(0x7F80), rounded, splat_i64(0x7F80)))
+    magnitude = f32_to_f64(i32_bits_as_f32(bits << splat_i32(16)))
+
+    is_zero = (largest == splat_f32(0.0)) | (unit == splat_f64(0.0))
+    inverse = select(is_zero, splat_f32(0.0), f64_to_f32(unit / magnitude) * flip)
+    sign = select(flip < splat_f32(0.0), splat_i32(0x8000), splat_i32(0))
+    return inverse, select(is_zero, splat_i32(ZERO_GROUP_SCALE), bits | sign)
+
+
+@_jit
+def _absmax_tile(x, group_size):  # type: ignore[no-untyped-def]
+    """Values to quotients, in place, and the bits of the scales: the arithmetic of absmax.py."""
+    amax = splat_f32(0.0)
+    for k in range(group_size):
+        value = i32_bits_as_f32(_round_bf16(load_f32(x, k * LANES)))
+        store_f32(x, k * LANES, value)
+        amax = maximum(amax, absolute(value))
+    bits = _round_bf16(amax / splat_f32(7.5))
+    bits = select(bits == splat_i32(0), splat_i32(ZERO_GROUP_SCALE << 16), bits)
+    scale = i32_bits_as_f32(bits)
+    for k in range(group_size):
+        store_f32(x, k * LANES, i32_bits_as_f32(_round_bf16(load_f32(x, k * LANES) / scale)))
+    return bits >> splat_i32(16)
+
+
+@_jit
+def _pack_tile(x, inverse, first, group_size, packed):  # type: ignore[no-untyped-def]
+    for k in range(0, group_size, 8):
+        word = splat_i32(0)
+        for j in range(8):
+            code = f32_to_i32(_round_codes(load_f32(x, (k + j) * LANES), inverse))
+            word = word | ((code + splat_i32(8)) << splat_i32(4 * j))
+        scatter_words(packed, (first * group_size + k) // 2, group_size // 2, word)
+
+
+@_jit
+def quantize_tiles(  # type: ignore[no-untyped-def]
+    source, kind, scale, num_groups, group_size, candidates, is_signed, scratch, packed, int4_scale
+):
+    """All groups of ``source`` (bytes); no candidates means absmax."""
+    x, weight, moment = scratch
+    for start in range(0, num_groups, LANES):
+        first = min(start, num_groups - LANES)
+        _load_tile(source, kind, first, group_size, x)
+        if len(candidates) == 0:
+            _decode_tile(kind, first, group_size, scale, x)
+            bits = _absmax_tile(x, group_size)
+            inverse = splat_f32(1.0)
+        else:
+            unit = _grid_tile(kind, first, group_size, scale, x)
+            inverse, bits = _search_tile(x, weight, moment, unit, group_size, candidates, is_signed)
+        _pack_tile(x, inverse, first, group_size, packed)
+        store_u16(int4_scale, first, bits)
+
+
+@_jit
+def error_tiles(  # type: ignore[no-untyped-def]
+    source,
+    kind,
+    scale,
+    num_groups,
+    group_size,
+    groups_per_row,
+    packed,
+    int4_scale,
+    scratch,
+    error2,
+    reference2,
+):
+    """Add each group's sums to its row, in the order of metrics.py."""
+    x, _, sums = scratch
+    done = 0
+    for start in range(0, num_groups, LANES):
+        first = min(start, num_groups - LANES)
+        _load_tile(source, kind, first, group_size, x)
+        _decode_tile(kind, first, group_size, scale, x)
+        step = f32_to_f64(i32_bits_as_f32(load_u16(int4_scale, first) << splat_i32(16)))
+        error = splat_f64(0.0)
+        reference = splat_f64(0.0)
+        for k in range(0, group_size, 8):
+            words = gather_words(packed, (first * group_size + k) // 2, group_size // 2)
+            for j in range(8):
+                nibble = (words >> splat_i32(4 * j)) & splat_i32(15)
+                value = f32_to_f64(load_f32(x, (k + j) * LANES))
+                difference = value - i32_to_f64(nibble - splat_i32(8)) * step
+                error = error + difference * difference
+                reference = reference + value * value
+        store_f64(sums, 0, error)
+        store_f64(sums, LANES, reference)
+        for lane in range(done - first, LANES):
+            row = (first + lane) // groups_per_row
+            error2[row] += sums[lane]
+            reference2[row] += sums[LANES + lane]
+        done = first + LANES
+
+
+@_jit
+def dequantize_rows(  # type: ignore[no-untyped-def]
+    codes, last_codes, scale, block_rows, block_cols, row_offset, num_rows, num_cols, is_bf16, out
+):
+    """Decode block by block. ``out`` has 16 items to spare: a short block spills into what comes next."""
+    total = num_rows * num_cols
+    for row in range(num_rows):
+        block_row = (row + row_offset) // block_rows
+        for left in range(0, num_cols, block_cols):
+            factor = splat_f32(scale[block_row, left // block_cols])
+            end = row * num_cols + min(left + block_cols, num_cols)
+            for at in range(row * num_cols + left, end, LANES):
+                byte = splat_i32(0)
+                if at + LANES <= total:
+                    byte = load_u8(codes, at)
+                else:
+                    byte = load_u8(last_codes, at - (total - min(total, LANES)))
+                value = _decode_e4m3(byte) * splat_f32(E4M3_UNIT) * factor
+                if is_bf16:
+                    store_u16(out, at, _round_bf16(value) >> splat_i32(16))
+                else:
+                    store_f32(out, at, value)

@@ -1,0 +1,41 @@
+"""The error of INT4 weights against their source, summed in one stated order.
+
+Suffixes: ``R`` rows, ``C`` columns, ``G`` groups along C, ``S`` group size, ``W`` packed words.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantkit.numerics.bfloat16 import to_float32
+from quantkit.numerics.packing import unpack_int4
+
+Sums = NDArray[np.float64]
+
+
+def error_rows(
+    reference_RC: NDArray[Any],
+    packed_RW: NDArray[np.int32],
+    scale_RG: NDArray[np.uint16],
+    group_size: int,
+) -> tuple[Sums, Sums]:
+    """Per row, the sums of ``(v - code * scale)**2`` and of ``v**2``, where v is the decoded source weight.
+
+    All in float64: the product of code and scale is exact; difference, squares and sums round one by one.
+    A group is summed in the order of its elements, starting from 0, then a row in the order of its groups.
+    """
+    num_rows, num_cols = reference_RC.shape
+    assert num_cols % group_size == 0, (num_cols, group_size)
+    v_RGS = reference_RC.reshape(num_rows, -1, group_size).astype(np.float64)
+    codes_RGS = unpack_int4(packed_RW, num_cols).reshape(v_RGS.shape)
+    error_RGS = v_RGS - codes_RGS * to_float32(scale_RG).astype(np.float64)[..., None]
+    return _sum_in_order(error_RGS * error_RGS), _sum_in_order(v_RGS * v_RGS)
+
+
+def _sum_in_order(terms_RGS: NDArray[np.float64]) -> Sums:
+    """np.add.accumulate adds one by one, unlike np.sum, which adds in pairs."""
+    if terms_RGS.size == 0:
+        return np.zeros(len(terms_RGS))
+    groups_RG = np.add.accumulate(terms_RGS, axis=-1)[..., -1]
+    return np.add.accumulate(groups_RG, axis=-1)[..., -1]

@@ -1,0 +1,28 @@
+"""Eight INT4 codes in an int32 word, the lowest nibble first, each stored as code + 8.
+
+Suffixes: ``R`` rows, ``C`` columns, ``W`` words.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+_SHIFT_8 = np.arange(0, 32, 4, dtype=np.uint32)
+
+
+def pack_int4(codes_RC: NDArray[np.int8]) -> NDArray[np.int32]:
+    """Nibble i of word w is element 8w + i; a last word that is not full ends in nibbles of 0."""
+    num_rows, num_cols = codes_RC.shape
+    num_words = -(-num_cols // 8)
+    nibbles = np.zeros((num_rows, num_words * 8), np.uint32)
+    nibbles[:, :num_cols] = codes_RC.astype(np.int32) + 8
+    shifted = nibbles.reshape(num_rows, num_words, 8) << _SHIFT_8
+    words_RW: NDArray[np.uint32] = np.bitwise_or.reduce(shifted, axis=-1)
+    return words_RW.view(np.int32)
+
+
+def unpack_int4(packed_RW: NDArray[np.int32], num_cols: int) -> NDArray[np.int8]:
+    """The first ``num_cols`` codes of each row."""
+    num_rows, num_words = packed_RW.shape
+    assert num_words == -(-num_cols // 8), (num_words, num_cols)
+    nibbles = (np.ascontiguousarray(packed_RW).view(np.uint32)[..., None] >> _SHIFT_8) & np.uint32(15)
+    return (nibbles.astype(np.int8) - np.int8(8)).reshape(num_rows, num_words * 8)[:, :num_cols]

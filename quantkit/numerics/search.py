@@ -1,0 +1,89 @@
+"""INT4 by searching each group's scale: weighted least squares on exact integers.
+
+A group is integers x times a unit. Its large weights matter more than their share of the squared error,
+so element i weighs ``w = rms + |x|``. A candidate maps the largest magnitude to d steps and so gives
+codes l. The best scale for those codes is A / B with ``A = sum w*x*l`` and ``B = sum w*l*l``; the error
+it leaves falls as ``A*A / B`` grows.
+
+Bit budget: |x| < 2**18, w < 2**18, |l| <= 8, at most 2**7 elements. So ``sum x*x < 2**43``, ``|A| <
+2**46`` and ``B < 2**31``: exact in int64 and in float64, in any order. A term of B is below 2**24: exact
+in float32 too.
+
+Suffixes: ``R`` rows, ``C`` columns, ``G`` groups along C, ``S`` group size.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantkit.numerics.absmax import ZERO_GROUP_SCALE
+from quantkit.numerics.bfloat16 import MIN_NORMAL, from_float64, to_float32
+
+MAX_WEIGHT = 2**18 - 1
+_COMMON = (7.2, 7.8, 8.1, 8.4, 8.7)
+CANDIDATES: dict[int, tuple[float, ...]] = {32: _COMMON, 64: _COMMON, 128: (*_COMMON, 12.8)}
+"""Per group size, the code that each candidate gives the largest magnitude before clamping.
+
+The last one of 128 clips at 5/8 of the largest magnitude, for groups with one far outlier.
+"""
+
+
+def quantize_search(
+    ints_RC: NDArray[np.int32], unit_RG: NDArray[np.float64], *, group_size: int, signed: bool = True
+) -> tuple[NDArray[np.int8], NDArray[np.uint16]]:
+    """Codes and BF16 scales; ``signed`` lets a scale be negative, so that the largest magnitude may use -8.
+
+    The largest magnitude is the first one on ties. A zero group has codes 0 and the scale of absmax.
+    """
+    num_rows, num_cols = ints_RC.shape
+    assert num_cols % group_size == 0, (num_cols, group_size)
+    x_RGS = ints_RC.reshape(num_rows, -1, group_size).astype(np.int64)
+    amax_RG1 = np.abs(x_RGS).max(-1, keepdims=True)
+    is_zero_RG1 = (amax_RG1 == 0) | (unit_RG[..., None] == 0)
+    # a group of zeros is searched as if its maximum were 1, and overwritten below
+    amax_RG1 = np.maximum(amax_RG1, 1)
+
+    flip_RG1 = np.ones_like(amax_RG1)
+    if signed:
+        first_RG1 = np.abs(x_RGS).argmax(-1)[..., None]
+        flip_RG1 = np.where(np.take_along_axis(x_RGS, first_RG1, -1) > 0, -1, 1)
+    y_RGS = flip_RG1 * x_RGS
+    ratio_RG = _best_ratio(y_RGS, amax_RG1, CANDIDATES[group_size])
+
+    scale_RG = from_float64(np.maximum(ratio_RG * unit_RG, MIN_NORMAL))
+    inverse_RG = np.where(is_zero_RG1[..., 0], 0.0, unit_RG / to_float32(scale_RG).astype(np.float64))
+    codes_RGS = _round_codes(y_RGS, inverse_RG.astype(np.float32)[..., None])
+    scale_RG = np.where(flip_RG1[..., 0] < 0, scale_RG | np.uint16(0x8000), scale_RG)
+    scale_RG = np.where(is_zero_RG1[..., 0], np.uint16(ZERO_GROUP_SCALE), scale_RG)
+    return codes_RGS.astype(np.int8).reshape(num_rows, num_cols), scale_RG
+
+
+def _best_ratio(
+    y_RGS: NDArray[np.int64], amax_RG1: NDArray[np.int64], candidates: tuple[float, ...]
+) -> NDArray[np.float64]:
+    """A / B of the candidate with the highest score ``(A*A)/B`` in float64; the earliest one on ties."""
+    weight_RGS = _weights(y_RGS)
+    best_score_RG = np.full(y_RGS.shape[:2], -1.0)
+    best_ratio_RG = np.zeros(y_RGS.shape[:2])
+    for steps in candidates:
+        l_RGS = _round_codes(y_RGS, np.float32(steps) / amax_RG1.astype(np.float32))
+        a_RG = (weight_RGS * y_RGS * l_RGS).sum(-1).astype(np.float64)
+        b_RG = np.maximum((weight_RGS * l_RGS * l_RGS).sum(-1), 1).astype(np.float64)
+        score_RG = a_RG * a_RG / b_RG
+        better_RG = score_RG > best_score_RG
+        best_score_RG = np.where(better_RG, score_RG, best_score_RG)
+        best_ratio_RG = np.where(better_RG, a_RG / b_RG, best_ratio_RG)
+    return best_ratio_RG
+
+
+def _weights(x_RGS: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``rms + |x|``, saturating; the integer square root is exact because the mean square is below 2**52."""
+    mean_square_RG1 = (x_RGS * x_RGS).sum(-1, keepdims=True) // x_RGS.shape[-1]
+    rms_RG1 = np.floor(np.sqrt(mean_square_RG1.astype(np.float64))).astype(np.int64)
+    weight_RGS: NDArray[np.int64] = np.minimum(rms_RG1 + np.abs(x_RGS), MAX_WEIGHT)
+    return weight_RGS
+
+
+def _round_codes(y_RGS: NDArray[np.int64], inverse_RG1: NDArray[np.float32]) -> NDArray[np.int64]:
+    """One float32 multiplication, half to even, then clamped."""
+    codes_RGS: NDArray[np.float32] = np.clip(np.rint(y_RGS.astype(np.float32) * inverse_RG1), -8, 7)
+    return codes_RGS.astype(np.int64)

@@ -1,0 +1,63 @@
+"""Is everything there that the config promises? Compared at the level of logical weights, whatever their storage."""
+
+from quantkit.checkpoint.source import Checkpoint
+from quantkit.errors import SourceError
+from quantkit.families.family import ExpectedTensor, Family
+from quantkit.plan.binding import Binding
+
+
+def check_complete(
+    family: Family, checkpoint: Checkpoint, binding: Binding, *, allow_incomplete: bool
+) -> list[str]:
+    """Warnings for what may be absent; SourceError for a missing weight or a shape that the config contradicts.
+
+    A model saved without its MTP layer is whole: that is a warning. Half an MTP layer is not.
+    """
+    if not family.is_known:
+        return []
+    root = text_root(binding)
+    expected = list(family.expected_tensors(checkpoint.config, root=root))
+    for tensor in expected:
+        weight = binding.weights.get(tensor.name)
+        if weight is not None and weight.shape != tensor.shape:
+            raise SourceError(
+                f"has shape {list(weight.shape)}, but config.json makes it {list(tensor.shape)}",
+                tensor=weight.stored.name,
+                file=weight.stored.path.name,
+                remedy="the config and the shards belong to different checkpoints; download both again",
+            )
+    missing = [tensor for tensor in expected if not tensor.optional and tensor.name not in binding.weights]
+    first_mtp = family.num_layers(checkpoint.config)
+    mtp_layers = range(first_mtp, first_mtp + family.num_mtp_layers(checkpoint.config))
+    prefixes = tuple(f"{root}layers.{layer}." for layer in mtp_layers)
+    has_mtp = any(name.startswith(prefixes) for name in binding.weights) if prefixes else False
+    warnings = []
+    if prefixes and not has_mtp:
+        missing = [tensor for tensor in missing if not tensor.name.startswith(prefixes)]
+        warnings.append("config.json promises an MTP layer and the checkpoint has none: no speculative decoding with it")
+    if missing and not allow_incomplete:
+        _refuse(missing)
+    if missing:
+        warnings.append(f"{len(missing)} weights are missing ({missing[0].name}, ...): the output will lack them too")
+    return warnings
+
+
+def text_root(binding: Binding) -> str:
+    """What stands before ``layers.`` in the text model: ``model.``, ``language_model.model.``, ..."""
+    for name in binding.weights:
+        if name.endswith("embed_tokens.weight") and ".layers." not in name:
+            return name.removesuffix("embed_tokens.weight")
+    for name in binding.weights:
+        head, found, _ = name.partition("layers.0.")
+        if found and head.endswith("model."):
+            return head
+    return "model."
+
+
+def _refuse(missing: list[ExpectedTensor]) -> None:
+    more = f" and {len(missing) - 1} more weights are missing" if len(missing) > 1 else " is missing"
+    raise SourceError(
+        f"config.json promises it, and it{more}",
+        tensor=missing[0].name,
+        remedy="download the checkpoint again, or pass --allow-incomplete if it is meant to lack them",
+    )

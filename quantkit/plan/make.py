@@ -1,0 +1,195 @@
+"""Recipe x Family x Checkpoint -> Plan. Reads no tensor data; everything that can be refused is refused here."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from quantkit.checkpoint.source import Checkpoint
+from quantkit.checkpoint.writer import order_tensors
+from quantkit.codecs.float_values import FloatValues
+from quantkit.codecs.fp8_block import Fp8Block
+from quantkit.codecs.int4_group import Int4Group, PackedInt4
+from quantkit.codecs.weight import Weight
+from quantkit.engines.fusion import check_one_scheme
+from quantkit.errors import RecipeError
+from quantkit.families.family import Family, Role
+from quantkit.layouts import compressed_tensors as ct
+from quantkit.plan.binding import Binding, bind_weights
+from quantkit.plan.completeness import check_complete
+from quantkit.plan.model import Action, Job, Plan, PlannedShard, RuleCount
+from quantkit.plan.output_config import output_config
+from quantkit.plan.source_form import SourceForm, source_form
+from quantkit.recipe import Recipe, decide
+from quantkit.tensors import BF16, F16, TensorSpec
+
+def make_plan(
+    recipe: Recipe,
+    family: Family,
+    checkpoint: Checkpoint,
+    *,
+    allow_unmatched: bool = False,
+    allow_incomplete: bool = False,
+) -> Plan:
+    """The complete plan, or a RecipeError or SourceError with the tensor and the remedy."""
+    form = source_form(checkpoint.quantization)
+    binding = bind_weights(checkpoint.tensors, form, family.fused_experts)
+    roles = {name: family.role_of(name) for name in binding.weights}
+    warnings = check_complete(family, checkpoint, binding, allow_incomplete=allow_incomplete)
+    warnings += _warn_about(binding, roles)
+    target = Int4Group(group_size=recipe.group_size, scales=recipe.scales, signed=recipe.signed_scales)
+    actions, counts = _decide_all(recipe, binding.weights, roles)
+    warnings += _keep_undividable(actions, binding.weights, roles, target, family)
+    _check_native(binding.weights, form, target)
+    check_one_scheme(
+        {
+            weight.module: actions[name] if not isinstance(weight.codec, PackedInt4) else Action.INT4
+            for name, weight in binding.weights.items()
+            if len(weight.shape) == 2
+        }
+    )
+    rules = _rule_counts(recipe, counts)
+    if not allow_unmatched:
+        _check_matched(rules, recipe)
+    jobs = [
+        _job(weight, roles[name], actions[name], target) for name, weight in binding.weights.items()
+    ]
+    if not any(job.action == Action.INT4 for job in jobs):
+        native = any(isinstance(job.weight.codec, PackedInt4) for job in jobs)
+        warnings.append(
+            "the source is INT4 already: its codes and scales pass through bit for bit"
+            if native
+            else "nothing is quantized: no weight was matched by an int4 rule"
+        )
+    return Plan(
+        recipe=recipe,
+        family=family.name,
+        target=target,
+        checkpoint=checkpoint,
+        shards=_shards(jobs, checkpoint),
+        config=output_config(checkpoint, family, jobs, target, form),
+        rules=rules,
+        dropped=binding.dropped,
+        warnings=tuple(warnings),
+        is_incomplete=allow_incomplete,
+    )
+
+
+def _decide_all(
+    recipe: Recipe, weights: Mapping[str, Weight], roles: Mapping[str, Role]
+) -> tuple[dict[str, Action], Counter[int]]:
+    actions: dict[str, Action] = {}
+    counts: Counter[int] = Counter()
+    for name, weight in weights.items():
+        wanted = "keep"
+        if len(weight.shape) == 2 and name.endswith(".weight"):
+            wanted, rule = decide(recipe.rules, weight.module, roles[name])
+            if rule is not None:
+                counts[rule] += 1
+        actions[name] = _action(weight, wanted)
+    return actions, counts
+
+
+def _action(weight: Weight, wanted: str) -> Action:
+    if wanted == "int4" and isinstance(weight.codec, Fp8Block | FloatValues):
+        return Action.INT4
+    if isinstance(weight.codec, Fp8Block) or weight.codec == FloatValues(dtype=F16):
+        return Action.TO_BF16
+    return Action.COPY
+
+
+def _keep_undividable(
+    actions: dict[str, Action],
+    weights: Mapping[str, Weight],
+    roles: Mapping[str, Role],
+    target: Int4Group,
+    family: Family,
+) -> list[str]:
+    """A dimension that the group does not divide: an error for known experts, BF16 with a warning elsewhere."""
+    kept = []
+    for name, weight in weights.items():
+        if actions[name] != Action.INT4 or weight.num_cols % target.group_size == 0:
+            continue
+        if roles[name] == Role.ROUTED_EXPERT and family.is_known:
+            raise RecipeError(
+                f"has {weight.num_cols} columns, which groups of {target.group_size} do not divide",
+                tensor=name,
+                file=weight.stored.path.name,
+                remedy=f"choose a --group-size that divides {weight.num_cols}",
+            )
+        actions[name] = _action(weight, "keep")
+        kept.append(name)
+    if not kept:
+        return []
+    return [
+        f"{len(kept)} weights stay BF16: groups of {target.group_size} do not divide their columns "
+        f"({', '.join(kept[:3])}{', ...' if len(kept) > 3 else ''})"
+    ]
+
+
+def _check_native(weights: Mapping[str, Weight], form: SourceForm, target: Int4Group) -> None:
+    native = next((weight for weight in weights.values() if isinstance(weight.codec, PackedInt4)), None)
+    if native is not None and form.int4_group_size != target.group_size:
+        raise RecipeError(
+            f"is INT4 already, in groups of {form.int4_group_size}: it passes through and is never requantized",
+            tensor=native.stored.name,
+            file=native.stored.path.name,
+            remedy=f"leave --group-size out, or give {form.int4_group_size}",
+        )
+
+
+def _rule_counts(recipe: Recipe, counts: Counter[int]) -> tuple[RuleCount, ...]:
+    return tuple(
+        RuleCount(rule=rule.role or rule.pattern or "", action=rule.action, num_weights=counts[index])
+        for index, rule in enumerate(recipe.rules)
+    )
+
+
+def _check_matched(rules: Iterable[RuleCount], recipe: Recipe) -> None:
+    for count in rules:
+        if count.num_weights == 0:
+            raise RecipeError(
+                f"recipe {recipe.name}: the rule {count.rule!r} -> {count.action} matches no weight",
+                remedy="correct the rule, or pass --allow-unmatched",
+            )
+
+
+def _warn_about(binding: Binding, roles: Mapping[str, Role]) -> list[str]:
+    warnings = []
+    unknown = [name for name, role in roles.items() if role == Role.UNKNOWN]
+    if unknown:
+        warnings.append(
+            f"{len(unknown)} tensors of no known role pass through ({', '.join(unknown[:3])}"
+            f"{', ...' if len(unknown) > 3 else ''})"
+        )
+    if binding.dropped:
+        warnings.append(
+            f"{len(binding.dropped)} static activation or KV scales of the source are left out "
+            f"({next(iter(binding.dropped))}): the output declares no such scheme"
+        )
+    return warnings
+
+
+def _job(weight: Weight, role: Role, action: Action, target: Int4Group) -> Job:
+    outputs: dict[str, tuple[str, TensorSpec]]
+    if action == Action.INT4:
+        specs = ct.stored_specs(weight.num_rows, weight.num_cols, group_size=target.group_size)
+        outputs = {leaf: (f"{weight.module}.{leaf}", spec) for leaf, spec in specs.items()}
+    elif action == Action.TO_BF16:
+        outputs = {"values": (weight.name, TensorSpec(BF16, weight.shape))}
+    elif isinstance(weight.codec, PackedInt4):
+        outputs = {part: (stored.name, stored.spec) for part, stored in weight.parts.items()}
+    else:
+        outputs = {"values": (weight.name, weight.stored.spec)}
+    return Job(weight=weight, role=role, action=action, outputs=outputs)
+
+
+def _shards(jobs: Sequence[Job], checkpoint: Checkpoint) -> tuple[PlannedShard, ...]:
+    """One output shard per source shard, of the same name; a source shard that held only scales has none."""
+    by_path: dict[str, list[Job]] = {shard.name: [] for shard in checkpoint.shards}
+    for job in jobs:
+        by_path[job.weight.stored.path.name].append(job)
+    shards = []
+    for name, shard_jobs in by_path.items():
+        if shard_jobs:
+            specs = dict(output for job in shard_jobs for output in job.outputs.values())
+            shards.append(PlannedShard(name=name, jobs=tuple(shard_jobs), specs=order_tensors(specs)))
+    return tuple(shards)

@@ -1,0 +1,129 @@
+"""The Plan: every output tensor with its name, dtype, shape, shard and inputs, known before any data is read."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from quantkit.checkpoint.header import encode_header
+from quantkit.checkpoint.source import Checkpoint
+from quantkit.checkpoint.writer import METADATA
+from quantkit.codecs.int4_group import Int4Group
+from quantkit.codecs.weight import Weight
+from quantkit.families.family import Role
+from quantkit.recipe import Recipe
+from quantkit.tensors import TensorSpec
+
+
+class Action(StrEnum):
+    """What happens to a weight on its way to the output."""
+
+    COPY = "copy"
+    TO_BF16 = "to bf16"
+    INT4 = "int4"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One weight and its output tensors: ``outputs`` maps a part (packed, scale, ...) to name and spec."""
+
+    weight: Weight
+    role: Role
+    action: Action
+    outputs: Mapping[str, tuple[str, TensorSpec]]
+
+    @property
+    def output_bytes(self) -> int:
+        return sum(spec.num_bytes for _, spec in self.outputs.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedShard:
+    """One output file: its jobs in source order, its tensors in file order."""
+
+    name: str
+    jobs: tuple[Job, ...]
+    specs: Mapping[str, TensorSpec]
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(spec.num_bytes for spec in self.specs.values())
+
+    @property
+    def file_bytes(self) -> int:
+        return len(encode_header(self.specs, METADATA)) + self.tensor_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleCount:
+    """How many weights a rule decided."""
+
+    rule: str
+    action: str
+    num_weights: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartTotal:
+    """All weights of one role that share an action."""
+
+    role: Role
+    action: Action
+    codec: str
+    num_weights: int
+    num_elements: int
+    source_bytes: int
+    output_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Complete and checked. ``config`` is the output's config.json, ``documents`` the other small files."""
+
+    recipe: Recipe
+    family: str
+    target: Int4Group
+    checkpoint: Checkpoint
+    shards: tuple[PlannedShard, ...]
+    config: Mapping[str, Any]
+    rules: tuple[RuleCount, ...]
+    dropped: Mapping[str, str]
+    warnings: tuple[str, ...]
+    is_incomplete: bool = False  # weights that the config promises are missing, by the user's leave
+
+    @property
+    def jobs(self) -> Iterator[Job]:
+        return (job for shard in self.shards for job in shard.jobs)
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(shard.tensor_bytes for shard in self.shards)
+
+    @property
+    def num_tensors(self) -> int:
+        return sum(len(shard.specs) for shard in self.shards)
+
+    @property
+    def weight_map(self) -> dict[str, str]:
+        """Tensor name to shard name, sorted by tensor name."""
+        return dict(sorted((name, shard.name) for shard in self.shards for name in shard.specs))
+
+    def parts(self) -> tuple[PartTotal, ...]:
+        """Totals by role, action and source codec, largest output first."""
+        groups: dict[tuple[Role, Action, str], list[Job]] = defaultdict(list)
+        for job in self.jobs:
+            groups[job.role, job.action, job.weight.codec.name].append(job)
+        totals = [
+            PartTotal(
+                role=role,
+                action=action,
+                codec=codec,
+                num_weights=len(jobs),
+                num_elements=sum(job.weight.num_elements for job in jobs),
+                source_bytes=sum(job.weight.stored_bytes for job in jobs),
+                output_bytes=sum(job.output_bytes for job in jobs),
+            )
+            for (role, action, codec), jobs in groups.items()
+        ]
+        return tuple(sorted(totals, key=lambda total: (-total.output_bytes, total.role, total.action, total.codec)))

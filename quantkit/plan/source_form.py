@@ -1,0 +1,126 @@
+"""What a config says about how the weights are stored: which FP8 blocks, which native INT4 group.
+
+The config decides the block size; a tensor's dtype and the presence of a scale decide whether it is quantized. A
+block size guessed from shapes is wrong as soon as an edge is ragged.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quantkit.checkpoint.source import CONFIG_NAME
+from quantkit.errors import SourceError
+
+Block = tuple[int | None, int | None]  # None: the whole dimension
+CHANNEL: Block = (1, None)
+TENSOR: Block = (None, None)
+_UNSUPPORTED_REMEDY = "supported sources: FP8 (E4M3), BF16, FP16, FP32 and INT4 in compressed-tensors form"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceForm:
+    """``fp8_blocks``: the block shapes that the config declares; ``int4_group_size``: of native INT4 weights."""
+
+    method: str
+    fp8_blocks: tuple[Block, ...] = ()
+    int4_group_size: int | None = None
+
+
+def source_form(section: Mapping[str, Any]) -> SourceForm:
+    """The form that a ``quantization_config`` (or ModelOpt section) declares; an empty section is plain floats."""
+    if not section:
+        return SourceForm(method="none")
+    method = str(section.get("quant_method", "")).lower()
+    if method == "fp8":
+        return _fp8(section)
+    if method == "compressed-tensors":
+        return _compressed_tensors(section)
+    if method.startswith("modelopt") or "quant_algo" in section:
+        return _modelopt(section)
+    raise _unsupported(f"quant_method {method or 'missing'!r}")
+
+
+def _unsupported(what: str, remedy: str = _UNSUPPORTED_REMEDY) -> SourceError:
+    return SourceError(f"quantization_config: {what} is not supported", file=CONFIG_NAME, remedy=remedy)
+
+
+def _fp8(section: Mapping[str, Any]) -> SourceForm:
+    fmt = str(section.get("fmt") or "e4m3").lower()
+    if fmt not in {"e4m3", "float8_e4m3fn", "e4m3fn"}:
+        raise _unsupported(f"fmt {fmt!r}", "only E4M3 is read")
+    block = section.get("weight_block_size")
+    if block is None:
+        return SourceForm(method="fp8", fp8_blocks=(TENSOR, CHANNEL))
+    return SourceForm(method="fp8", fp8_blocks=(_block(block, "weight_block_size"),))
+
+
+def _block(value: Any, key: str) -> Block:
+    is_pair = isinstance(value, list) and len(value) == 2
+    if not is_pair or not all(type(size) is int and size > 0 for size in value):
+        raise SourceError(
+            f"quantization_config: {key} is {value!r}, not two positive integers",
+            file=CONFIG_NAME,
+            remedy="download config.json again",
+        )
+    return value[0], value[1]
+
+
+def _modelopt(section: Mapping[str, Any]) -> SourceForm:
+    algorithm = str(section.get("quant_algo", "")).upper()
+    if algorithm == "FP8":
+        return SourceForm(method="modelopt", fp8_blocks=(TENSOR,))
+    if algorithm in {"FP8_PER_CHANNEL_PER_TOKEN", "FP8_PC_PT"}:
+        return SourceForm(method="modelopt", fp8_blocks=(CHANNEL,))
+    if algorithm in {"FP8_PB_WO", "FP8_BLOCK"}:
+        block = section.get("weight_block_size", [128, 128])
+        return SourceForm(method="modelopt", fp8_blocks=(_block(block, "weight_block_size"),))
+    raise _unsupported(f"quant_algo {algorithm or 'missing'!r}")
+
+
+def _compressed_tensors(section: Mapping[str, Any]) -> SourceForm:
+    groups = section.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise _unsupported("a compressed-tensors section without config_groups")
+    blocks: list[Block] = []
+    int4_sizes: set[int] = set()
+    for name, group in groups.items():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if not isinstance(weights, Mapping):
+            raise _unsupported(f"config_groups.{name} without weights")
+        kind = (weights.get("type"), weights.get("num_bits"))
+        if kind == ("float", 8):
+            blocks.append(_strategy_block(weights, name))
+        elif kind == ("int", 4) and weights.get("strategy") == "group" and weights.get("symmetric") is True:
+            int4_sizes.add(_group_size(weights, name))
+        else:
+            raise _unsupported(
+                f"config_groups.{name} ({weights.get('type')} {weights.get('num_bits')} bits, "
+                f"strategy {weights.get('strategy')!r}, symmetric {weights.get('symmetric')})"
+            )
+    if len(int4_sizes) > 1:
+        raise _unsupported(f"INT4 groups of several sizes {sorted(int4_sizes)}")
+    return SourceForm(
+        method="compressed-tensors",
+        fp8_blocks=tuple(dict.fromkeys(blocks)),
+        int4_group_size=int4_sizes.pop() if int4_sizes else None,
+    )
+
+
+def _strategy_block(weights: Mapping[str, Any], name: str) -> Block:
+    strategy = weights.get("strategy")
+    if strategy == "tensor":
+        return TENSOR
+    if strategy == "channel":
+        return CHANNEL
+    if strategy == "block":
+        return _block(weights.get("block_structure"), f"config_groups.{name}.weights.block_structure")
+    if strategy == "group":
+        return 1, _group_size(weights, name)
+    raise _unsupported(f"config_groups.{name} with strategy {strategy!r}")
+
+
+def _group_size(weights: Mapping[str, Any], name: str) -> int:
+    size = weights.get("group_size")
+    if type(size) is not int or size <= 0:
+        raise _unsupported(f"config_groups.{name} with group_size {size!r}")
+    return size

@@ -1,0 +1,245 @@
+"""A recipe: which checkpoint, which modules become INT4 and how, and how to serve the result.
+
+Strict and frozen: an unknown key, a wrong type or a missing value is an error, never a default that changes
+bytes.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+
+from quantkit.errors import RecipeError
+from quantkit.families import FAMILIES, NEVER_QUANTIZED, Role
+from quantkit.recipe_files import read_recipe_document, recipe_paths, recipes_directory
+
+Action = Literal["int4", "keep"]
+GroupSize = Literal[32, 64, 128]
+ScaleChoice = Literal["search", "absmax"]
+Engine = Literal["sglang", "vllm"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Source(_Strict):
+    """A repository of the hub."""
+
+    hub_id: str
+    revision: str = "main"
+
+
+class Rule(_Strict):
+    """What happens to the modules of one role, or to those that a pattern hits.
+
+    A pattern is an exact name, or ``re:`` and a regular expression that must match from the name's start.
+    """
+
+    role: Role | None = None
+    pattern: str | None = None
+    action: Action
+
+    @model_validator(mode="after")
+    def _check(self) -> "Rule":
+        if (self.role is None) == (self.pattern is None):
+            raise ValueError("needs either role or pattern, and not both")
+        if self.role in NEVER_QUANTIZED and self.action == "int4":
+            raise ValueError(f"{self.role} is never INT4")
+        if self.pattern is not None and self.pattern.startswith("re:"):
+            try:
+                re.compile(self.pattern[3:])
+            except re.error as error:
+                raise ValueError(f"{self.pattern!r} is no regular expression: {error}") from error
+        return self
+
+    def is_hit(self, module: str, role: Role) -> bool:
+        """Whether the rule speaks of this module."""
+        if self.pattern is None:
+            return role is self.role
+        if self.pattern.startswith("re:"):
+            return re.match(self.pattern[3:], module) is not None
+        return self.pattern == module
+
+    def __str__(self) -> str:
+        return f"role {self.role}" if self.pattern is None else f"pattern {self.pattern}"
+
+
+class Recipe(_Strict):
+    """``rules``: the first that hits a module wins; a module that none hits is kept.
+
+    ``source`` is None for a checkpoint named on the command line. ``rest``: what kept FP8 weights become.
+    """
+
+    version: Literal[1]
+    name: str
+    description: str
+    source: Source | None = None
+    family: str
+    target: Literal["int4"]
+    layout: Literal["compressed-tensors"]
+    group_size: GroupSize
+    scales: ScaleChoice
+    signed_scales: bool
+    rest: Literal["bf16"]
+    rules: tuple[Rule, ...]
+    engines: dict[Engine, tuple[str, ...]] = {}
+
+    @field_validator("version", "group_size", mode="before")
+    @classmethod
+    def _refuse_bool(cls, value: object) -> object:
+        # Literal[1] accepts true
+        if isinstance(value, bool):
+            raise ValueError(f"{str(value).lower()} is not a number")
+        return value
+
+    @field_validator("family")
+    @classmethod
+    def _check_family(cls, value: str) -> str:
+        if value not in FAMILIES:
+            raise ValueError(f"unknown model family {value!r}{_near(value, FAMILIES)}")
+        return value
+
+
+def load_recipe(path: Path) -> Recipe:
+    """A recipe from a YAML file."""
+    return parse_recipe(read_recipe_document(path), where=path.name)
+
+
+def builtin_names() -> tuple[str, ...]:
+    """Names of the shipped recipes."""
+    return tuple(recipe_paths())
+
+
+def builtin_recipe(name: str) -> Recipe:
+    """A shipped recipe by name."""
+    paths = recipe_paths()
+    if name not in paths:
+        raise RecipeError(
+            f"unknown recipe {name!r}{_near(name, paths)}", remedy=f"shipped are {', '.join(paths) or 'none'}"
+        )
+    return load_recipe(paths[name])
+
+
+def default_recipe(family_name: str, *, has_experts: bool) -> Recipe:
+    """For a checkpoint without a recipe: routed experts, or every layer matrix where there are none."""
+    dense_roles = (Role.ATTENTION, Role.DENSE_MLP) if FAMILIES[family_name].is_known else (Role.LINEAR,)
+    roles = (Role.ROUTED_EXPERT,) if has_experts else dense_roles
+    return parse_recipe(
+        {
+            "version": 1,
+            "name": f"{FAMILIES[family_name].name}-default",
+            "description": "Routed experts INT4, the rest kept"
+            if has_experts
+            else "Layer matrices INT4, the rest kept",
+            "family": family_name,
+            "target": "int4",
+            "layout": "compressed-tensors",
+            "group_size": 32,
+            "scales": "search",
+            "signed_scales": True,
+            "rest": "bf16",
+            "rules": [{"role": role.value, "action": "int4"} for role in roles],
+        },
+        where="default recipe",
+    )
+
+
+def override(  # noqa: PLR0913 - the options of the command line
+    recipe: Recipe,
+    *,
+    group_size: int | None = None,
+    scales: str | None = None,
+    signed_scales: bool | None = None,
+    targets: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+) -> Recipe:
+    """What the command line changes. ``targets`` replace the rules; ``ignore`` go before them as keep."""
+    document = recipe_document(recipe)
+    changes = {"group_size": group_size, "scales": scales, "signed_scales": signed_scales}
+    document |= {key: value for key, value in changes.items() if value is not None}
+    if targets:
+        document["rules"] = _pattern_rules(targets, "int4")
+    document["rules"] = _pattern_rules(ignore, "keep") + document["rules"]
+    return parse_recipe(document, where=recipe.name)
+
+
+def recipe_document(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as JSON types, every field resolved; it validates to an equal recipe."""
+    document: dict[str, Any] = recipe.model_dump(mode="json")
+    document["rules"] = [rule.model_dump(mode="json", exclude_none=True) for rule in recipe.rules]
+    return document
+
+
+def decide(rules: Sequence[Rule], module: str, role: Role) -> tuple[Action, int | None]:
+    """What happens to a module (its name has no ``.weight``), and the number of the rule that says so."""
+    for index, rule in enumerate(rules):
+        if rule.is_hit(module, role):
+            if rule.action == "int4" and role in NEVER_QUANTIZED:
+                raise RecipeError(
+                    f"rule {index} ({rule}) would quantize {module}, which is a {role} and never INT4",
+                    remedy=f"narrow the pattern, or ignore 're:{re.escape(module)}$' before it",
+                )
+            return rule.action, index
+    return "keep", None
+
+
+def _pattern_rules(patterns: Iterable[str], action: Action) -> list[dict[str, Any]]:
+    return [{"pattern": pattern, "action": action} for pattern in patterns]
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def parse_recipe(document: dict[str, Any], *, where: str) -> Recipe:
+    """In JSON, since strict mode takes a list for a tuple only there; a YAML date becomes a string."""
+    try:
+        text = json.dumps(document, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RecipeError(
+            f"holds what JSON cannot ({error})", file=where, remedy="see any shipped recipe"
+        ) from error
+    try:
+        return Recipe.model_validate_json(text)
+    except ValidationError as error:
+        raise RecipeError(_explain(error), file=where, remedy="correct this key") from error
+
+
+def _explain(error: ValidationError) -> str:
+    """The first problem in one line. A misspelt key comes before the field that it left missing."""
+    problems = sorted(
+        error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden"
+    )
+    problem = problems[0]
+    place = ".".join(str(part) for part in problem["loc"]) or "recipe"
+    if problem["type"] == "extra_forbidden":
+        missing = [str(other["loc"][-1]) for other in problems if other["type"] == "missing"]
+        known = (*missing, *Recipe.model_fields, *Rule.model_fields)
+        return f"{place}: unknown key{_near(str(problem['loc'][-1]), known)}"
+    if problem["type"] == "missing":
+        return f"{place}: is missing"
+    text = problem["msg"].removeprefix("Value error, ")
+    return f"{place}: {text[:1].lower()}{text[1:]}"
+
+
+__all__ = [
+    "Action",
+    "Recipe",
+    "Rule",
+    "Source",
+    "builtin_names",
+    "builtin_recipe",
+    "decide",
+    "default_recipe",
+    "load_recipe",
+    "override",
+    "parse_recipe",
+    "recipe_document",
+    "recipes_directory",
+]

@@ -1,0 +1,93 @@
+"""Files, index, headers and config of an output, without looking at the numbers."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from quantkit.checkpoint.reader import hash_file
+from quantkit.checkpoint.source import INDEX_NAME, Checkpoint, open_checkpoint, read_json
+from quantkit.errors import QuantkitError
+from quantkit.families import FAMILIES, family_of
+from quantkit.integrity.manifest import MANIFEST_NAME, FileRecord
+from quantkit.plan.binding import bind_weights
+from quantkit.plan.completeness import check_complete
+from quantkit.plan.model import Plan
+from quantkit.plan.source_form import source_form
+from quantkit.verify.config_contract import check_config
+from quantkit.verify.report import Finding
+
+
+def check_files(directory: Path, records: Mapping[str, FileRecord], *, with_hashes: bool) -> Iterator[Finding]:
+    """Every recorded file is there with its length and hash, and nothing else is."""
+    for name, record in records.items():
+        path = directory / name
+        if not path.is_file():
+            yield Finding(check="files", message="is missing", file=name)
+        elif path.stat().st_size != record.file_bytes:
+            yield Finding(
+                check="files",
+                message=f"has {path.stat().st_size} bytes, the manifest says {record.file_bytes}",
+                file=name,
+            )
+        elif with_hashes and hash_file(path) != record.sha256:
+            yield Finding(check="files", message="its sha256 is not the manifest's: the file is damaged", file=name)
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if path.is_file() and name not in records and name != MANIFEST_NAME:
+            yield Finding(check="files", message="is not named by the manifest", is_error=False, file=name)
+
+
+def check_structure(directory: Path, plan: Plan) -> Iterator[Finding]:
+    """A written directory against the plan that it was written from, and against its own config."""
+    checkpoint, findings = open_output(directory)
+    yield from findings
+    if checkpoint is not None:
+        yield from check_specs(checkpoint, plan)
+        yield from check_contract(checkpoint, family_name=plan.family, allow_incomplete=plan.is_incomplete)
+
+
+def open_output(directory: Path) -> tuple[Checkpoint | None, list[Finding]]:
+    """Catalogue of an output: index and headers both ways, shard lengths, ``total_size``."""
+    try:
+        checkpoint = open_checkpoint(directory)
+        index = read_json(directory / INDEX_NAME, what="convert again")
+    except QuantkitError as error:
+        return None, [Finding.of("index and headers", error)]
+    metadata = index.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
+    if total != checkpoint.num_bytes:
+        message = f"total_size is {total}, the tensors have {checkpoint.num_bytes} bytes"
+        return checkpoint, [Finding(check="index and headers", message=message, file=INDEX_NAME)]
+    return checkpoint, []
+
+
+def check_specs(checkpoint: Checkpoint, plan: Plan) -> Iterator[Finding]:
+    """Every planned tensor is there with its dtype, shape and shard, and no other."""
+    planned = {name: (shard.name, spec) for shard in plan.shards for name, spec in shard.specs.items()}
+    for name, (shard_name, spec) in planned.items():
+        stored = checkpoint.tensors.get(name)
+        if stored is None:
+            yield Finding(check="tensors", message="is missing", tensor=name, file=shard_name)
+        elif stored.spec != spec or stored.path.name != shard_name:
+            yield Finding(
+                check="tensors",
+                message=f"is {stored.spec} in {stored.path.name}, not {spec} in {shard_name}",
+                tensor=name,
+            )
+    for name, stored in checkpoint.tensors.items():
+        if name not in planned:
+            yield Finding(check="tensors", message="is not part of the plan", tensor=name, file=stored.path.name)
+
+
+def check_contract(checkpoint: Checkpoint, *, family_name: str, allow_incomplete: bool) -> Iterator[Finding]:
+    """Every weight that the family expects is there, and the config says of each how it is stored."""
+    config: Mapping[str, Any] = checkpoint.config
+    family = FAMILIES[family_name] if family_name in FAMILIES else family_of(config)
+    try:
+        form = source_form(checkpoint.quantization)
+        binding = bind_weights(checkpoint.tensors, form, family.fused_experts)
+        check_complete(family, checkpoint, binding, allow_incomplete=allow_incomplete)
+    except QuantkitError as error:
+        yield Finding.of("config and tensors", error)
+        return
+    yield from check_config(checkpoint.quantization, binding, family)

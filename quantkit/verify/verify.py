@@ -1,0 +1,118 @@
+"""All checks of an output directory, collected instead of stopping at the first fault."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from quantkit.checkpoint.reader import hash_file
+from quantkit.checkpoint.source import Checkpoint
+from quantkit.errors import SourceError
+from quantkit.families import FAMILIES
+from quantkit.integrity.manifest import Manifest, read_manifest
+from quantkit.integrity.weight_errors import class_errors
+from quantkit.plan.make import make_plan
+from quantkit.plan.model import Plan
+from quantkit.recipe import parse_recipe
+from quantkit.verify.compare import compare_with_source
+from quantkit.verify.report import Finding, VerifyReport, first_findings
+from quantkit.verify.structure import check_contract, check_files, check_specs, open_output
+from quantkit.verify.thresholds import check_errors
+
+_MAX_FINDINGS = 50  # of one check
+
+
+def verify_output(
+    output: Path,
+    source: Checkpoint | None = None,
+    *,
+    is_fast: bool = False,
+    num_jobs: int = 1,
+    report_progress: Callable[[int], None] = lambda _: None,
+) -> VerifyReport:
+    """Manifest, files, index, headers, config; with the source also every value.
+
+    Raises VerificationError only where nothing can be checked (no manifest), SourceError for a bad source.
+    """
+    if not output.is_dir():
+        raise SourceError("is not a directory", file=output, remedy="name the output of a conversion")
+    manifest = read_manifest(output)
+    checks = ["files", "index and headers", "config and tensors"]
+    findings = list(first_findings(check_files(output, manifest.output_files, with_hashes=True), _MAX_FINDINGS))
+    checkpoint, more = open_output(output)
+    findings += more
+    if checkpoint is None:
+        return VerifyReport(output=output, checks=tuple(checks), findings=tuple(findings), num_tensors=0)
+    contract = check_contract(
+        checkpoint,
+        family_name=str(manifest.document.get("family")),
+        allow_incomplete=bool(manifest.document.get("is_incomplete")),
+    )
+    findings += first_findings(contract, _MAX_FINDINGS)
+    report = VerifyReport(
+        output=output, checks=tuple(checks), findings=tuple(findings), num_tensors=len(checkpoint.tensors)
+    )
+    if source is None or not report.is_good:
+        return report
+    return _verify_values(
+        report, manifest, checkpoint, source, is_fast=is_fast, num_jobs=num_jobs, report_progress=report_progress
+    )
+
+
+def planned_again(manifest: Manifest, source: Checkpoint) -> Plan:
+    """The plan that made an output, from the recipe in its manifest."""
+    recipe = parse_recipe(dict(manifest.recipe), where="conversion.json")
+    return make_plan(
+        recipe,
+        FAMILIES[str(manifest.document["family"])],
+        source,
+        allow_unmatched=True,
+        allow_incomplete=True,
+    )
+
+
+def _verify_values(
+    report: VerifyReport,
+    manifest: Manifest,
+    output: Checkpoint,
+    source: Checkpoint,
+    *,
+    is_fast: bool,
+    num_jobs: int,
+    report_progress: Callable[[int], None],
+) -> VerifyReport:
+    findings = list(report.findings)
+    if not is_fast:
+        for shard in source.shards:
+            record = manifest.source_shards.get(shard.name)
+            if record is None or record.sha256 != hash_file(shard.path):
+                findings.append(
+                    Finding(
+                        check="source",
+                        message="is not the shard that the output was made from",
+                        file=shard.name,
+                        remedy="give the checkpoint that was converted",
+                    )
+                )
+    plan = planned_again(manifest, source)
+    findings += first_findings(check_specs(output, plan), _MAX_FINDINGS)
+    if any(finding.is_error for finding in findings):
+        return VerifyReport(
+            output=report.output,
+            checks=(*report.checks, "source"),
+            findings=tuple(findings),
+            num_tensors=report.num_tensors,
+        )
+    comparison = compare_with_source(
+        plan, output, is_fast=is_fast, num_jobs=num_jobs, report_progress=report_progress
+    )
+    classes = class_errors(comparison.errors)
+    findings += comparison.findings[:_MAX_FINDINGS]
+    thresholds = check_errors(comparison.errors, classes, group_size=plan.target.group_size)
+    findings += first_findings(thresholds, _MAX_FINDINGS)
+    return VerifyReport(
+        output=report.output,
+        checks=(*report.checks, "source", "values against the source"),
+        findings=tuple(findings),
+        num_tensors=report.num_tensors,
+        classes=classes,
+        errors=tuple(comparison.errors),
+    )

@@ -71,7 +71,8 @@ def recipes_directory() -> Path:
 
 def recipe_paths() -> dict[str, Path]:
     """Name to file of every shipped recipe, in order of names."""
-    return {path.stem: path for path in sorted(recipes_directory().glob("*.yaml"))}
+    paths = {path.stem: path for path in recipes_directory().glob("*.yaml")}
+    return dict(sorted(paths.items()))
 
 
 def recipe_summaries() -> tuple[RecipeSummary, ...]:
@@ -96,6 +97,7 @@ def recipe_text(name: str) -> str:
     if name not in paths:
         near = get_close_matches(name, paths, n=1)
         raise RecipeError(
-            f"unknown recipe {name!r}", remedy=f"did you mean {near[0]!r}?" if near else f"shipped are {', '.join(paths)}"
+            f"unknown recipe {name!r}",
+            remedy=f"did you mean {near[0]!r}?" if near else f"shipped are {', '.join(paths)}",
         )
     return paths[name].read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from quantkit.codecs.int4_group import Int4Group
 from quantkit.codecs.weight import Array, Parts, Weight
 from quantkit.layouts import compressed_tensors as ct
 from quantkit.numerics import bfloat16, grid, metrics
-from quantkit.tensors import BF16, F16, TensorSpec
+from quantkit.tensors import BF16, F16, F32, TensorSpec
 
 Packed = tuple[NDArray[np.int32], NDArray[np.uint16]]  # packed_RW, scale_RG
 RowSums = tuple[NDArray[np.float64], NDArray[np.float64]]  # squared error and squared weight, of each row
@@ -56,6 +56,24 @@ def read_rows(weight: Weight, first_row: int, last_row: int, *, use_fused: bool 
         weight.codec.check_values(weight, parts, first_row)
     weight.codec.check_scale(weight, parts, first_row)
     return rows
+
+
+def check_copied(weight: Weight, part: str, raw: NDArray[np.uint8], first_byte: int) -> None:
+    """Raise SourceError for NaN or Inf in what is carried over as it is, and for a native scale of zero."""
+    dtype = weight.parts[part].spec.dtype
+    if dtype not in (BF16, F16, F32):
+        return
+    bits = raw.view(dtype.numpy)
+    values = bfloat16.to_float32(bits) if dtype == BF16 else bits
+    wrong = ~np.isfinite(values)
+    if part == "scale":
+        wrong |= values == 0
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        index = first_byte // dtype.num_bytes + place
+        shape = weight.parts[part].spec.shape
+        where = ", ".join(map(str, np.unravel_index(index, shape))) if shape else "0"
+        weight.fail(f"{weight.parts[part].name} holds {values[place]} at [{where}]")
 
 
 def kernels_for(weight: Weight, *, use_fused: bool = True) -> Kernels:

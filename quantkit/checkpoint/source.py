@@ -130,7 +130,8 @@ def _read_shards(directory: Path) -> tuple[Shard, ...]:
         _check_shard_names(set(weight_map.values()), present, index_path.name)
     if not present:
         _fail("holds no .safetensors file", file=directory, remedy="only safetensors are read, never pickles")
-    _check_numbering(present)
+    if weight_map is None:
+        _check_numbering(present)
     shards = []
     for name, path in present.items():
         if not path.is_file():

@@ -12,7 +12,7 @@ from quantkit.codecs.int4_group import Int4Group
 from quantkit.layouts import compressed_tensors as ct
 from quantkit.plan.model import Action
 from quantkit.plan.tasks import Task
-from quantkit.transcode import kernels_for, read_rows
+from quantkit.transcode import check_copied, kernels_for, read_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,9 @@ def run_task(task: Task, writer: ShardWriter, target: Int4Group) -> TaskReport:
     job = task.job
     if job.action == Action.COPY:
         name, _ = job.outputs[task.part]
-        writer.write(name, read_bytes(job.weight.parts[task.part], task.first, task.last), first_byte=task.first)
+        raw = read_bytes(job.weight.parts[task.part], task.first, task.last)
+        check_copied(job.weight, task.part, raw, task.first)
+        writer.write(name, raw, first_byte=task.first)
         return TaskReport(task=task)
     rows = read_rows(job.weight, task.first, task.last)
     kernels = kernels_for(job.weight)

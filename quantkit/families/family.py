@@ -56,7 +56,7 @@ RolePatterns = tuple[tuple[re.Pattern[str], Role], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedTensor:
-    """A tensor of the architecture before any storage format: ``....up_proj.weight`` [out, in] in BF16 or F32.
+    """A tensor of the architecture before any storage format: ``....up_proj.weight`` [out, in], BF16 or F32.
 
     ``is_linear``: the family's FP8 checkpoints store it as FP8 blocks. ``optional``: checkpoints may lack it.
     """

@@ -19,7 +19,7 @@ def quantize_absmax(
     """Codes and BF16 scales ``amax / 7.5``; quotients round to BF16, clamp, then round half to even."""
     num_rows, num_cols = values_RC.shape
     assert num_cols % group_size == 0, (num_cols, group_size)
-    values_RGS = to_float32(values_RC).reshape(num_rows, -1, group_size)
+    values_RGS = to_float32(values_RC).reshape(num_rows, num_cols // group_size, group_size)
     scale_RG = from_float32(np.abs(values_RGS).max(-1) / np.float32(7.5))
     scale_RG = np.where(scale_RG == 0, np.uint16(ZERO_GROUP_SCALE), scale_RG)
     quotient_RGS = to_float32(from_float32(values_RGS / to_float32(scale_RG)[..., None]))

@@ -52,7 +52,8 @@ def decode_e4m3(codes: Codes) -> Float32:
 
 def decode_e8m0(exponents: NDArray[np.uint8]) -> Float32:
     """``2 ** (byte - 127)``, exactly (byte 0 is a float32 subnormal); byte 255 is NaN."""
-    scale = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127).astype(np.float32)
+    word = exponents.astype(np.uint32) << np.uint32(23)
+    scale = np.where(exponents == 0, np.uint32(1 << 22), word).view(np.float32)
     return np.where(exponents == 255, np.float32(np.nan), scale)
 
 

@@ -19,7 +19,7 @@ def value_grid(values_RC: NDArray[np.float32], *, group_size: int) -> tuple[Ints
     """
     num_rows, num_cols = values_RC.shape
     assert num_cols % group_size == 0, (num_cols, group_size)
-    values_RGS = values_RC.reshape(num_rows, -1, group_size).astype(np.float64)
+    values_RGS = values_RC.reshape(num_rows, num_cols // group_size, group_size).astype(np.float64)
     amax_RG = np.abs(values_RGS).max(-1)
     divisor_RG = np.where(amax_RG == 0, 1.0, amax_RG)
     ints_RGS = np.rint(values_RGS * 65536.0 / divisor_RG[..., None])

@@ -27,7 +27,7 @@ def error_rows(
     """
     num_rows, num_cols = reference_RC.shape
     assert num_cols % group_size == 0, (num_cols, group_size)
-    v_RGS = reference_RC.reshape(num_rows, -1, group_size).astype(np.float64)
+    v_RGS = reference_RC.reshape(num_rows, num_cols // group_size, group_size).astype(np.float64)
     codes_RGS = unpack_int4(packed_RW, num_cols).reshape(v_RGS.shape)
     error_RGS = v_RGS - codes_RGS * to_float32(scale_RG).astype(np.float64)[..., None]
     return _sum_in_order(error_RGS * error_RGS), _sum_in_order(v_RGS * v_RGS)

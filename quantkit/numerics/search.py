@@ -36,7 +36,7 @@ def quantize_search(
     """
     num_rows, num_cols = ints_RC.shape
     assert num_cols % group_size == 0, (num_cols, group_size)
-    x_RGS = ints_RC.reshape(num_rows, -1, group_size).astype(np.int64)
+    x_RGS = ints_RC.reshape(num_rows, num_cols // group_size, group_size).astype(np.int64)
     amax_RG1 = np.abs(x_RGS).max(-1, keepdims=True)
     is_zero_RG1 = (amax_RG1 == 0) | (unit_RG[..., None] == 0)
     # a group of zeros is searched as if its maximum were 1, and overwritten below

@@ -39,13 +39,7 @@ def make_plan(
     actions, counts = _decide_all(recipe, binding.weights, roles)
     warnings += _keep_undividable(actions, binding.weights, roles, target, family)
     _check_native(binding.weights, form, target)
-    check_one_scheme(
-        {
-            weight.module: actions[name] if not isinstance(weight.codec, PackedInt4) else Action.INT4
-            for name, weight in binding.weights.items()
-            if len(weight.shape) == 2
-        }
-    )
+    check_one_scheme(_schemes(binding.weights, actions))
     rules = _rule_counts(recipe, counts)
     if not allow_unmatched:
         _check_matched(rules, recipe)
@@ -134,6 +128,15 @@ def _check_native(weights: Mapping[str, Weight], form: SourceForm, target: Int4G
             file=native.stored.path.name,
             remedy=f"leave --group-size out, or give {form.int4_group_size}",
         )
+
+
+def _schemes(weights: Mapping[str, Weight], actions: Mapping[str, Action]) -> dict[str, str]:
+    """Module to how it lies in the output."""
+    return {
+        weight.module: "INT4" if actions[name] == Action.INT4 or isinstance(weight.codec, PackedInt4) else "not INT4"
+        for name, weight in weights.items()
+        if len(weight.shape) == 2
+    }
 
 
 def _rule_counts(recipe: Recipe, counts: Counter[int]) -> tuple[RuleCount, ...]:

@@ -1,0 +1,62 @@
+"""Conversions in tests, and what compressed-tensors makes of the same weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization.lifecycle.forward import quantize
+from compressed_tensors.quantization.utils import calculate_qparams
+from safetensors.torch import load_file
+
+from quantkit.convert.convert import ConvertReport, convert_checkpoint
+from quantkit.plan.make import make_plan
+from quantkit.plan.resolve import resolve_source
+from quantkit.recipe import override
+
+
+def convert(
+    source: Path, target: Path, *, num_jobs: int = 2, allow_unmatched: bool = False, **changes: Any
+) -> ConvertReport:
+    """What `quantkit convert` does with a directory; ``changes`` override the recipe."""
+    resolved = resolve_source(str(source))
+    recipe = override(resolved.recipe, **changes)
+    plan = make_plan(recipe, resolved.family, resolved.checkpoint, allow_unmatched=allow_unmatched)
+    return convert_checkpoint(plan, target, num_jobs=num_jobs)
+
+
+def load_output(directory: Path) -> dict[str, torch.Tensor]:
+    """All tensors of an output, read by the safetensors library as its index says."""
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    tensors: dict[str, torch.Tensor] = {}
+    for shard in sorted(set(index["weight_map"].values())):
+        tensors |= load_file(directory / shard)
+    assert set(tensors) == set(index["weight_map"])
+    return tensors
+
+
+def oracle_int4(weight: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Packed words and scales that compressed-tensors makes of a weight rounded to BF16 (absmax)."""
+    weight = weight.to(torch.bfloat16)
+    args = QuantizationArgs(num_bits=4, type="int", symmetric=True, strategy="group", group_size=group_size)
+    groups = weight.unflatten(-1, (-1, group_size))
+    scale, zero_point = calculate_qparams(groups.amin(-1), groups.amax(-1), args)
+    return pack_to_int32(quantize(weight, scale, zero_point, args, dtype=torch.int8), 4), scale
+
+
+def same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Bit for bit, dtype and shape included."""
+    if first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    return first.contiguous().view(torch.uint8).equal(second.contiguous().view(torch.uint8)) if first.ndim else first.equal(second)
+
+
+def directory_bytes(directory: Path) -> dict[str, bytes]:
+    """Every file of a directory, by relative name."""
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }

@@ -149,7 +149,7 @@ def default_recipe(family_name: str, *, has_experts: bool) -> Recipe:
     )
 
 
-def override(  # noqa: PLR0913 - the options of the command line
+def override(
     recipe: Recipe,
     *,
     group_size: int | None = None,
@@ -202,9 +202,7 @@ def parse_recipe(document: dict[str, Any], *, where: str) -> Recipe:
     try:
         text = json.dumps(document, default=str)
     except (TypeError, ValueError, RecursionError) as error:
-        raise RecipeError(
-            f"holds what JSON cannot ({error})", file=where, remedy="see any shipped recipe"
-        ) from error
+        raise RecipeError(f"holds what JSON cannot ({error})", file=where, remedy="see any shipped recipe") from error
     try:
         return Recipe.model_validate_json(text)
     except ValidationError as error:
@@ -213,9 +211,7 @@ def parse_recipe(document: dict[str, Any], *, where: str) -> Recipe:
 
 def _explain(error: ValidationError) -> str:
     """The first problem in one line. A misspelt key comes before the field that it left missing."""
-    problems = sorted(
-        error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden"
-    )
+    problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
     problem = problems[0]
     place = ".".join(str(part) for part in problem["loc"]) or "recipe"
     if problem["type"] == "extra_forbidden":

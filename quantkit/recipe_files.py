@@ -57,9 +57,7 @@ def read_recipe_document(path: Path) -> dict[str, Any]:
         where = path.name if mark is None else f"{path.name}:{mark.line + 1}"
         raise RecipeError(problem, file=where, remedy="correct the YAML") from error
     if not isinstance(document, dict):
-        raise RecipeError(
-            "holds no mapping of keys to values", file=path.name, remedy="see any shipped recipe"
-        )
+        raise RecipeError("holds no mapping of keys to values", file=path.name, remedy="see any shipped recipe")
     return document
 
 

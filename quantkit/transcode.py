@@ -161,7 +161,11 @@ def _fp8_row_sums(rows: Rows, packed: Packed, target: Int4Group) -> RowSums:
     from quantkit.numerics import fused_cpu
 
     return fused_cpu.error_rows_fp8(
-        rows.parts["codes"], rows.parts["scale"], *packed, group_size=target.group_size, **_fp8_arguments(rows)
+        rows.parts["codes"],
+        rows.parts["scale"],
+        *packed,
+        group_size=target.group_size,
+        **_fp8_arguments(rows),
     )
 
 
@@ -199,9 +203,7 @@ def _float_row_sums(rows: Rows, packed: Packed, target: Int4Group) -> RowSums:
 
 # source codec -> kernels into int4_group as compressed-tensors words; a test runs every key against COMPOSED
 FUSED_CPU: dict[str, Kernels] = {
-    "fp8_block": Kernels(
-        is_clean=_fp8_is_clean, quantize=_fp8_quantize, to_bf16=_fp8_to_bf16, row_sums=_fp8_row_sums
-    ),
+    "fp8_block": Kernels(is_clean=_fp8_is_clean, quantize=_fp8_quantize, to_bf16=_fp8_to_bf16, row_sums=_fp8_row_sums),
     "float_values": Kernels(
         is_clean=_float_is_clean, quantize=_float_quantize, to_bf16=_float_to_bf16, row_sums=_float_row_sums
     ),

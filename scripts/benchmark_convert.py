@@ -3,7 +3,7 @@
 
 Every step is a whole process, start-up included. Wall time is until it exits, CPU time is user plus system. Peak
 memory is the RSS of the process tree, summed from /proc every 50 ms, or one process's own high-water mark where that
-is more; a page that processes share counts once for each (RSS, not PSS).
+is more; pages of mapped files count, and a page that processes share counts once for each (RSS, not PSS).
 
 Sources are made just before use, so they lie in the page cache. The disk is synced before each step, and 'flush' is
 how long it takes afterwards to write what a step has left in memory: quantkit and the copy fsync, llm-compressor does
@@ -20,40 +20,55 @@ import json
 import math
 import os
 import platform
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-SCRIPTS = Path(__file__).parent
-OWN = [sys.executable, __file__]
+OWN = [sys.executable, __file__, "--inside"]
+MAKE = [sys.executable, Path(__file__).with_name("make_checkpoint.py")]
+REAL = ["--real", "--layers", 1, "--dense-layers", 0, "--no-mtp", "--vocab", 1024]
 QUANTKIT = Path(sys.executable).with_name("quantkit")
 NUM_JOBS = len(os.sched_getaffinity(0))
-POLL_SECONDS = 0.05
-CHUNK_BYTES = 8 << 20
 GROUP_SIZE = 32
 BLOCK = 128
 NUM_ERROR_WEIGHTS = 6
 NUM_MSE_EXPERTS = 5
-REAL = ["--real", "--layers", "1", "--dense-layers", "0", "--no-mtp", "--vocab", "1024"]
+POLL_SECONDS = 0.05
+CHUNK_BYTES = 8 << 20
 # llm-compressor dequantizes what it is told to by name
 FP8_MODULES = (r"re:.*\.mlp\..*_proj$", r"re:.*\.self_attn\.\w+_(proj|mqa|b)$", r"re:.*\.indexer\.w(k|q_b)$")
-EXPERTS = r"re:.*\.mlp\.experts\.\d+\.\w+_proj$"
-# what, wall time of, over wall time of
-SPEED_RATIOS = (
-    ("search, times as fast as llm-compressor minmax", "llm-compressor minmax", "search"),
-    ("absmax, times as fast as llm-compressor minmax", "llm-compressor minmax", "absmax"),
-    ("search, times as fast as llm-compressor memoryless_mse", "llm-compressor mse", "search, few experts"),
-    ("search, times the copy's time", "search", "copy"),
-    ("absmax, times the copy's time", "absmax", "copy"),
+EXPERT_MODULES = r"re:.*\.mlp\.experts\.\d+\.\w+_proj$"
+COLUMNS = (  # heading, key, unit, decimals; MB/CPU s: FP8 encoded, the encoders' own CPU time
+    ("wall s", "wall_seconds", 1, 2),
+    ("CPU s", "cpu_seconds", 1, 2),
+    ("flush s", "flush_seconds", 1, 2),
+    ("peak MB", "peak_bytes", 1e6, 0),
+    ("in MB", "source_bytes", 1e6, 0),
+    ("out MB", "output_bytes", 1e6, 0),
+    ("error", "relative_error", 1, 5),
+    ("MB/CPU s", "encoded_bytes_per_cpu_second", 1e6, 0),
 )
+RATIOS = (  # key, of, over, what it says
+    ("wall_seconds", "llm-compressor minmax", "search", "search: times as fast as llm-compressor minmax"),
+    ("wall_seconds", "llm-compressor minmax", "absmax", "absmax: times as fast as llm-compressor minmax"),
+    ("wall_seconds", "llm-compressor mse", "search, few experts", "search: times as fast as llm-compressor mse"),
+    ("relative_error", "search, few experts", "llm-compressor mse", "search: error over that of llm-compressor mse"),
+    ("wall_seconds", "search", "copy", "search: wall time over that of the copy"),
+    ("wall_seconds", "absmax", "copy", "absmax: wall time over that of the copy"),
+    ("peak_bytes", "search, one shard", "search", "search: peak memory, one shard over eight"),
+    ("peak_bytes", "llm-compressor minmax", "search", "peak memory, llm-compressor minmax over search"),
+)
+Row = dict[str, float]
+Command = list[Any]
 
 
 class StepError(Exception):
@@ -62,156 +77,130 @@ class StepError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One row to measure; ``command`` gets the source and the directory to make appended."""
+    """One row to measure. ``command`` is of a source and of the directory to make."""
 
     name: str
     experts: int
     shards: int
-    command: list[Any]
-    has_error: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """What one process tree took."""
-
-    wall_seconds: float
-    cpu_seconds: float
-    peak_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
-    """A measured row."""
-
-    usage: Usage
-    flush_seconds: float
-    source_bytes: int
-    output_bytes: int
-    relative_error: float | None
-    encoded_mb_per_cpu_second: float | None
+    command: Callable[[Path, Path], Command]
+    is_conversion: bool = True
 
 
 def steps(options: argparse.Namespace) -> Iterator[Step]:
-    """All rows; large sources first."""
-    large: dict[str, Any] = {"experts": options.experts, "shards": 8}
-    yield Step(name="copy", **large, command=[*OWN, "--run-copy"], has_error=False)
-    yield Step(name="search", **large, command=quantkit("search"))
-    yield Step(name="absmax", **large, command=quantkit("absmax"))
-    yield Step(name="search, one shard", experts=options.experts, shards=1, command=quantkit("search"))
+    """All rows, in the order in which they are measured."""
+    many, few = options.experts, min(NUM_MSE_EXPERTS, options.experts)
+    yield Step(name="copy", experts=many, shards=8, command=copy, is_conversion=False)
+    yield Step(name="search", experts=many, shards=8, command=quantkit("search"))
+    yield Step(name="absmax", experts=many, shards=8, command=quantkit("absmax"))
+    yield Step(name="search, one shard", experts=many, shards=1, command=quantkit("search"))
     if not options.skip_llmcompressor:
-        yield Step(name="llm-compressor minmax", **large, command=llmcompressor("minmax"))
-    if not (options.skip_mse or options.skip_llmcompressor):
-        small: dict[str, Any] = {"experts": min(NUM_MSE_EXPERTS, options.experts), "shards": 1}
-        yield Step(name="search, few experts", **small, command=quantkit("search"))
-        yield Step(name="llm-compressor mse", **small, command=llmcompressor("memoryless_mse"))
+        yield Step(name="llm-compressor minmax", experts=many, shards=8, command=llmcompressor("minmax"))
+    if not (options.skip_llmcompressor or options.skip_mse):
+        yield Step(name="search, few experts", experts=few, shards=1, command=quantkit("search"))
+        yield Step(name="llm-compressor mse", experts=few, shards=1, command=llmcompressor("memoryless_mse"))
 
 
-def quantkit(scales: str) -> list[Any]:
-    """Command of a conversion by quantkit, short of source and output."""
-    chosen = ["--scales", scales, "--group-size", GROUP_SIZE, "--jobs", NUM_JOBS]
-    return [QUANTKIT, "convert", "--to", "int4", *chosen, "--json", "--quiet"]
+def quantkit(scales: str) -> Callable[[Path, Path], Command]:
+    """A conversion by quantkit."""
+    chosen = ["--to", "int4", "--scales", scales, "--group-size", GROUP_SIZE, "--jobs", NUM_JOBS, "--json", "--quiet"]
+    return lambda source, output: [QUANTKIT, "convert", source, "--output", output, *chosen]
 
 
-def llmcompressor(observer: str) -> list[Any]:
-    """Command of a conversion by llm-compressor."""
-    return [*OWN, "--run-llmcompressor", observer]
+def llmcompressor(observer: str) -> Callable[[Path, Path], Command]:
+    """A conversion by llm-compressor."""
+    return lambda source, output: [*OWN, "llmcompressor", observer, source, output]
 
 
-def measure_step(step: Step, work: Path) -> StepReport:
-    """Make the source if need be, run, look at the output, remove it."""
+def copy(source: Path, output: Path) -> Command:
+    """A copy that writes as many bytes as a conversion does."""
+    _, plan = run([QUANTKIT, "plan", source, "--json"])
+    return [*OWN, "copy", json.loads(plan)["output"]["shard_bytes"], source, output]
+
+
+def warm_up(work: Path) -> Row:
+    """Have numba compile what it has not yet compiled on this machine; nothing is measured."""
+    source, output = work / "warm-up", work / "warm-up-int4"
+    run([*MAKE, source])
+    for scales in ("search", "absmax"):
+        run(quantkit(scales)(source, output))
+        shutil.rmtree(output)
+    return {}
+
+
+def make_source(step: Step, work: Path) -> Path:
+    """The source of a step, made unless an earlier step has made it."""
     source = work / f"{step.experts}-experts-{step.shards}-shards"
-    output = work / "output"
     if not source.exists():
-        make = [sys.executable, SCRIPTS / "make_checkpoint.py", source, *REAL]
-        run([*make, "--experts", step.experts, "--shards", step.shards])
-    place: list[Any] = [source, "--output", output] if step.command[0] == QUANTKIT else [source, output]
+        unfinished = source.with_suffix(".unfinished")
+        run([*MAKE, unfinished, *REAL, "--experts", step.experts, "--shards", step.shards])
+        unfinished.rename(source)
+    return source
+
+
+def measure(step: Step, work: Path) -> Row:
+    """Make the source if need be, run, look at the output, remove it."""
+    source, output = make_source(step, work), work / "output"
+    command = step.command(source, output)
     try:
         os.sync()
-        usage, stdout = run([*step.command, *place])
+        usage, stdout = run(command)
         started = time.perf_counter()
         os.sync()
-        flush_seconds = time.perf_counter() - started
-        error = run([*OWN, "--run-errors", source, output])[1] if step.has_error else None
-        return StepReport(
-            usage=usage,
-            flush_seconds=flush_seconds,
-            source_bytes=shard_bytes(source),
-            output_bytes=shard_bytes(output),
-            relative_error=None if error is None else float(error),
-            encoded_mb_per_cpu_second=encoding_rate(stdout),
-        )
+        row: Row = {**usage, "flush_seconds": time.perf_counter() - started}
+        row |= {"source_bytes": shard_bytes(source), "output_bytes": shard_bytes(output)}
+        if step.is_conversion:
+            row["relative_error"] = float(run([*OWN, "error", GROUP_SIZE, source, output])[1])
+        if command[0] == QUANTKIT:
+            told = json.loads(stdout)
+            row["encoded_bytes_per_cpu_second"] = told["encoded_bytes"] / told["encode_cpu_seconds"]
+        return row
     finally:
         shutil.rmtree(output, ignore_errors=True)
 
 
-def warm_up(work: Path) -> None:
-    """Have numba compile what it has not yet compiled on this machine."""
-    source, output = work / "warm-up", work / "warm-up-int4"
-    run([sys.executable, SCRIPTS / "make_checkpoint.py", source])
-    for scales in ("search", "absmax"):
-        run([*quantkit(scales), source, "--output", output])
-        shutil.rmtree(output)
-
-
-def run(command: list[Any]) -> tuple[Usage, str]:
+def run(command: Command) -> tuple[Row, str]:
     """Run to the end, in a session of its own; usage and stdout. StepError with stderr's last line on failure."""
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        started = time.perf_counter()
+        started, peak_bytes = time.perf_counter(), 0
         process = subprocess.Popen(list(map(str, command)), stdout=stdout, stderr=stderr, start_new_session=True)
-        watch = MemoryWatch(process.pid)
+        is_over = os.pidfd_open(process.pid)
         try:
-            _, status, used = os.wait4(process.pid, 0)
-        except BaseException:  # an interrupt from the terminal reaches only this process
+            while not select.select([is_over], [], [], POLL_SECONDS)[0]:
+                peak_bytes = max(peak_bytes, resident_bytes(process.pid))
+        except KeyboardInterrupt:  # which the terminal sends to this session only
             os.killpg(process.pid, signal.SIGKILL)
             raise
         finally:
-            peak_bytes = watch.stop()
-        wall_seconds = time.perf_counter() - started
-        process.returncode = os.waitstatus_to_exitcode(status)
+            os.close(is_over)
+            _, status, used = os.wait4(process.pid, 0)
+            wall_seconds = time.perf_counter() - started
+            process.returncode = os.waitstatus_to_exitcode(status)
         stdout.seek(0)
         stderr.seek(0)
         if process.returncode:
             lines = stderr.read().strip().splitlines() or ["no message"]
-            raise StepError(f"{Path(command[0]).name} ended with {process.returncode}: {lines[-1]}")
+            raise StepError(
+                f"{' '.join(Path(str(part)).name for part in command[:4])} ended with {process.returncode}: {lines[-1]}"
+            )
         cpu_seconds = used.ru_utime + used.ru_stime
-        return Usage(wall_seconds=wall_seconds, cpu_seconds=cpu_seconds, peak_bytes=peak_bytes), stdout.read()
+        return {"wall_seconds": wall_seconds, "cpu_seconds": cpu_seconds, "peak_bytes": peak_bytes}, stdout.read()
 
 
-class MemoryWatch:
-    """Follows the memory of a session's processes, from a thread of this one."""
-
-    def __init__(self, session: int) -> None:
-        self._session = session
-        self._peak_bytes = 0
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> int:
-        """The peak, in bytes."""
-        self._is_over.set()
-        self._thread.join()
-        return self._peak_bytes
-
-    def _follow(self) -> None:
-        while not self._is_over.wait(POLL_SECONDS):
-            sizes = list(resident_bytes(self._session))
-            tree_bytes = sum(resident for resident, _ in sizes)
-            self._peak_bytes = max(self._peak_bytes, tree_bytes, *(high_water for _, high_water in sizes))
-
-
-def resident_bytes(session: int) -> Iterator[tuple[int, int]]:
-    """Of every process of a session: resident now, and at most since its program started."""
+def resident_bytes(session: int) -> int:
+    """Of all processes of a session now, or of the largest of them at any time if that was more."""
+    total_kib = highest_kib = 0
     for directory in Path("/proc").glob("[0-9]*"):
         try:
             # after the name, which is in parentheses and may hold anything: state, parent, group, session
-            if int((directory / "stat").read_text().rpartition(")")[2].split()[3]) == session:
-                fields = (line.split() for line in (directory / "status").read_text().splitlines())
-                kib = {words[0]: int(words[1]) for words in fields if words[0] in ("VmRSS:", "VmHWM:")}
-                yield kib.get("VmRSS:", 0) << 10, kib.get("VmHWM:", 0) << 10
+            if int((directory / "stat").read_text().rpartition(")")[2].split()[3]) != session:
+                continue
+            lines = (line.partition(":") for line in (directory / "status").read_text().splitlines())
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
+        kib = {key: int(value.split()[0]) for key, _, value in lines if key in ("VmRSS", "VmHWM")}
+        total_kib += kib.get("VmRSS", 0)
+        highest_kib = max(highest_kib, kib.get("VmHWM", 0))
+    return max(total_kib, highest_kib) << 10
 
 
 def shard_bytes(directory: Path) -> int:
@@ -219,15 +208,150 @@ def shard_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
 
 
-def encoding_rate(stdout: str) -> float | None:
-    """MB of FP8 per CPU second of quantkit's encoders, from its JSON; None for another program."""
-    if not stdout.startswith("{"):
-        return None
-    document = json.loads(stdout)
-    return float(document["encoded_bytes"]) / 1e6 / float(document["encode_cpu_seconds"])
+def run_copy(output_bytes: str, source: Path, output: Path) -> None:
+    """Read every shard, write ``output_bytes`` at the same pace, fsync."""
+    share = int(output_bytes) / shard_bytes(source)
+    chunk = memoryview(bytearray(CHUNK_BYTES))
+    num_read = num_written = 0
+    output.mkdir()
+    with (output / "copy.safetensors").open("wb", buffering=0) as target:
+        for path in sorted(source.glob("*.safetensors")):
+            with path.open("rb", buffering=0) as shard:
+                while count := shard.readinto(chunk):
+                    num_read += count
+                    while num_written < int(num_read * share):
+                        num_written += target.write(chunk[: int(num_read * share) - num_written])
+        os.fsync(target.fileno())
 
 
-def run_copy(source: Path, output: Path) -> None:
-    """Read every shard; write as many bytes as a conversion writes, alternately; fsync."""
-    plan = subprocess.run([QUANTKIT, "plan", source, "--json"], capture_output=True, check=True)
-    output_bytes, source_bytes = json.loads(plan.stdout)["output"]["shard_bytes"], shard_bytes(source)
+def run_llmcompressor(observer: str, source: Path, output: Path) -> None:
+    """Experts to symmetric INT4, the rest dequantized to BF16: what quantkit's default does."""
+    from compressed_tensors.entrypoints.convert import FP8BlockDequantizer
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from llmcompressor.entrypoints.model_free import model_free_ptq
+
+    weights = QuantizationArgs(
+        num_bits=4, type="int", symmetric=True, strategy="group", group_size=GROUP_SIZE, observer=observer
+    )
+    model_free_ptq(
+        source,
+        output,
+        scheme=QuantizationScheme(targets=[EXPERT_MODULES], weights=weights),
+        max_workers=NUM_JOBS,
+        device="cpu",
+        converter=FP8BlockDequantizer(targets=FP8_MODULES),
+    )
+
+
+def run_error(group_size: str, source: Path, output: Path) -> None:
+    """Print the relative error over a few expert weights."""
+    from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+
+    of_source, of_output = tensor_loader(source), tensor_loader(output)
+    index = json.loads((source / "model.safetensors.index.json").read_text())
+    names = sorted(name for name in index["weight_map"] if ".mlp.experts." in name and name.endswith(".weight"))
+    error2 = weight2 = 0.0
+    for name in names[:: -(-len(names) // NUM_ERROR_WEIGHTS)]:
+        unit = of_source(f"{name}_scale_inv").repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+        values = of_source(name).float() * unit
+        codes = unpack_from_int32(of_output(f"{name}_packed"), 4, values.shape)
+        decoded = codes.float() * of_output(f"{name}_scale").float().repeat_interleave(int(group_size), 1)
+        error2 += (decoded - values).double().square().sum().item()
+        weight2 += values.double().square().sum().item()
+    print(math.sqrt(error2 / weight2))
+
+
+def tensor_loader(directory: Path) -> Callable[[str], Any]:
+    """Loads a checkpoint's tensors by name, as torch sees them."""
+    from safetensors import safe_open
+
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+
+    def load(name: str) -> Any:
+        with safe_open(directory / index["weight_map"][name], framework="pt") as shard:
+            return shard.get_tensor(name)
+
+    return load
+
+
+INSIDE: dict[str, Callable[[str, Path, Path], None]] = {
+    "copy": run_copy,
+    "llmcompressor": run_llmcompressor,
+    "error": run_error,
+}
+
+
+def measure_all(options: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Rows by name, ratios, and what failed; a failure does not stop the others."""
+    rows: dict[str, Row] = {}
+    failures: list[str] = []
+    actions = [
+        ("warm-up", partial(warm_up, work)),
+        *((one.name, partial(measure, one, work)) for one in steps(options)),
+    ]
+    for name, action in actions:
+        print(f"... {name}", file=sys.stderr, flush=True)
+        try:
+            rows[name] = action()
+        except (StepError, OSError) as error:
+            failures.append(f"{name}: {error}")
+            print(f"FAILED {failures[-1]}", file=sys.stderr, flush=True)
+    rows.pop("warm-up", None)
+    ratios = {label: rows[of][key] / rows[over][key] for key, of, over, label in RATIOS if {of, over} <= rows.keys()}
+    machine = {"processor": processor(), "cores": NUM_JOBS, "python": platform.python_version()}
+    return {"machine": machine, "steps": rows, "ratios": ratios, "failures": failures}
+
+
+def processor() -> str:
+    """Its name, as the kernel gives it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def print_table(figures: dict[str, Any]) -> None:
+    """The figures for people; MB are 10^6 bytes."""
+    machine = figures["machine"]
+    print(f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}; sources in the page cache")
+    print(" " * 22 + "".join(f"{heading:>10}" for heading, *_ in COLUMNS))
+    for name, row in figures["steps"].items():
+        cells = (f"{row[key] / unit:.{decimals}f}" if key in row else "-" for _, key, unit, decimals in COLUMNS)
+        print(f"{name:22}" + "".join(f"{cell:>10}" for cell in cells))
+    for label, ratio in figures["ratios"].items():
+        print(f"{ratio:8.2f}  {label}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experts", type=int, default=44, help="of the large sources, 38 MB each")
+    parser.add_argument("--skip-llmcompressor", action="store_true", help="measure quantkit and the copy only")
+    parser.add_argument("--skip-mse", action="store_true", help="leave out llm-compressor's slow observer")
+    parser.add_argument("--work-dir", type=Path, help="existing directory on the disk to use [default: the system's]")
+    parser.add_argument("--keep", action="store_true", help="leave the sources there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file too")
+    parser.add_argument("--inside", nargs=4, help=argparse.SUPPRESS)  # one step, as a process of its own
+    options = parser.parse_args()
+    if options.inside:
+        task, argument, source, output = options.inside
+        INSIDE[task](argument, Path(source), Path(output))
+    else:
+        benchmark(options)
+
+
+def benchmark(options: argparse.Namespace) -> None:
+    """Measure, print, clean up; exit code 1 when a step failed."""
+    work = Path(tempfile.mkdtemp(prefix="quantkit-benchmark-", dir=options.work_dir))
+    try:
+        figures = measure_all(options, work)
+    finally:
+        if not options.keep:
+            shutil.rmtree(work)
+    print_table(figures)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    if options.keep:
+        print(f"kept: {work}")
+    sys.exit(1 if figures["failures"] else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -114,7 +114,8 @@ class RandomWeights:
             return self.fp8(*spec.shape)
         values = self._random.standard_normal(spec.shape, dtype=np.float32)
         if name.endswith("weight_scale_inv"):
-            return (np.exp(0.1 * values) * 1.5e-4).astype(np.float32)
+            scale: NDArray[np.float32] = np.exp(0.1 * values) * np.float32(1.5e-4)
+            return scale
         if name.endswith("norm.weight"):
             values = 1 + 0.1 * values
         elif name.endswith("e_score_correction_bias"):
@@ -127,8 +128,9 @@ class RandomWeights:
 def encode_e4m3(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Nearest FP8 code; values of at most 448."""
     magnitudes = decode_e4m3(np.arange(127, dtype=np.uint8))
-    codes = np.searchsorted((magnitudes[1:] + magnitudes[:-1]) / 2, np.abs(values)).astype(np.uint8)
-    return codes | (np.signbit(values).astype(np.uint8) << 7)
+    codes: NDArray[np.uint8] = np.searchsorted((magnitudes[1:] + magnitudes[:-1]) / 2, np.abs(values)).astype(np.uint8)
+    codes[np.signbit(values)] |= 0x80
+    return codes
 
 
 def make_checkpoint(directory: Path, config: dict[str, Any], *, num_shards: int, seed: int = 0) -> None:

@@ -75,9 +75,7 @@ def test_a_shipped_recipe_is_complete(name):
     assert set(recipe.engines) == {"sglang", "vllm"}
     assert all(recipe.engines.values())
     assert decide(recipe.rules, EXPERT, Role.ROUTED_EXPERT) == ("int4", 0)
-    assert all(
-        decide(recipe.rules, "x", role) == ("keep", None) for role in Role if role is not Role.ROUTED_EXPERT
-    )
+    assert all(decide(recipe.rules, "x", role) == ("keep", None) for role in Role if role is not Role.ROUTED_EXPERT)
 
 
 def test_glm_4_recipes_read_the_bf16_repositories():
@@ -173,9 +171,7 @@ def test_a_wrong_recipe_is_one_line_with_its_place(tmp_path, old, new, message):
     assert message in refusal(tmp_path, TEXT.replace(old, new))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "- a", "just text", "? [a, b]\n: 1", "a: &x [*x]", "no: 1", "!!binary aGk=: 1"]
-)
+@pytest.mark.parametrize("text", ["", "- a", "just text", "? [a, b]\n: 1", "a: &x [*x]", "no: 1", "!!binary aGk=: 1"])
 def test_what_is_no_recipe_at_all_is_refused(tmp_path, text):
     assert refusal(tmp_path, text).startswith("mine.yaml")
 

@@ -96,7 +96,9 @@ class TinyCheckpoint:
 
     def put(self, name: str, tensor: torch.Tensor, shard: str | None = None) -> None:
         """Add or replace a stored tensor."""
-        target = shard or (self.shard_of(name) if any(name in one for one in self.shards.values()) else next(iter(self.shards)))
+        target = shard or (
+            self.shard_of(name) if any(name in one for one in self.shards.values()) else next(iter(self.shards))
+        )
         self.shards[target][name] = tensor
 
     def remove(self, name: str) -> torch.Tensor:
@@ -108,7 +110,11 @@ class TinyCheckpoint:
         weight_map = {}
         for shard, tensors in self.shards.items():
             given = {"format": "pt"} if metadata is None else dict(metadata)
-            save_file({name: one.contiguous() for name, one in tensors.items()}, self.directory / shard, given or None)
+            save_file(
+                {name: one.contiguous() for name, one in tensors.items()},
+                self.directory / shard,
+                given or None,
+            )
             weight_map |= dict.fromkeys(tensors, shard)
         total = sum(one.numel() * one.element_size() for tensors in self.shards.values() for one in tensors.values())
         if with_index:
@@ -122,7 +128,9 @@ class TinyCheckpoint:
         (self.directory / "config.json").write_text(json.dumps(self.config))
 
 
-def quantize_fp8_blocks(weight: torch.Tensor, block: tuple[int, int] = (BLOCK, BLOCK)) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_fp8_blocks(
+    weight: torch.Tensor, block: tuple[int, int] = (BLOCK, BLOCK)
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and float32 multipliers of ceil blocks, in torch."""
     rows, cols = weight.shape
     grid = (-(-rows // block[0]), -(-cols // block[1]))
@@ -203,22 +211,55 @@ def _quantization(source_format: str) -> dict[str, Any]:
     elif source_format == "modelopt":
         section = {"quant_method": "modelopt", "quant_algo": "FP8"}
     elif source_format in {"fp8_channel", "fp8_tensor"}:
-        weights = {"num_bits": 8, "type": "float", "strategy": source_format[4:], "symmetric": True, "dynamic": False}
+        weights = {
+            "num_bits": 8,
+            "type": "float",
+            "strategy": source_format[4:],
+            "symmetric": True,
+            "dynamic": False,
+        }
         groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
-        section = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups, "ignore": ["lm_head"]}
+        section = {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": groups,
+            "ignore": ["lm_head"],
+        }
     elif source_format == "int4_native":
-        weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True, "dynamic": False}
+        weights = {
+            "num_bits": 4,
+            "type": "int",
+            "strategy": "group",
+            "group_size": 32,
+            "symmetric": True,
+            "dynamic": False,
+        }
         groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
-        ignore = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*", "re:.*mlp\\.gate$"]
-        section = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups, "ignore": ignore}
+        ignore = [
+            "lm_head",
+            "re:.*self_attn.*",
+            "re:.*shared_experts.*",
+            "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+            "re:.*mlp\\.gate$",
+        ]
+        section = {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": groups,
+            "ignore": ignore,
+        }
     else:
         return {}
     return {"quantization_config": section}
 
 
-def _fp8(weight: torch.Tensor, source_format: str, scale_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int]]:
+def _fp8(
+    weight: torch.Tensor, source_format: str, scale_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int]]:
     rows, cols = weight.shape
-    block = {"fp8_channel": (1, cols), "fp8_tensor": (rows, cols), "modelopt": (rows, cols)}.get(source_format, (BLOCK, BLOCK))
+    block = {"fp8_channel": (1, cols), "fp8_tensor": (rows, cols), "modelopt": (rows, cols)}.get(
+        source_format, (BLOCK, BLOCK)
+    )
     _, scale = quantize_fp8_blocks(weight, block)
     if scale_dtype == torch.float8_e8m0fnu:
         scale = torch.exp2(torch.ceil(torch.log2(scale)))
@@ -260,7 +301,10 @@ def _fuse(
     parents = sorted({name.split(".experts.")[0] for name in stored if ".experts." in name})
     for parent in parents:
         for leaf, projections in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
-            for table, part, joined in ((stored, "weight", ""), (scales, suffix, "_" + suffix.removeprefix("weight_"))):
+            for table, part, joined in (
+                (stored, "weight", ""),
+                (scales, suffix, "_" + suffix.removeprefix("weight_")),
+            ):
                 names = [[f"{parent}.experts.{e}.{one}.{part}" for one in projections] for e in range(EXPERTS)]
                 if names[0][0] in table:
                     dtype = table[names[0][0]].dtype
@@ -271,7 +315,12 @@ def _fuse(
 
 
 def _deal(
-    stored: dict[str, torch.Tensor], scales: dict[str, torch.Tensor], num_shards: int, *, cross_shard: bool, scale_only: bool
+    stored: dict[str, torch.Tensor],
+    scales: dict[str, torch.Tensor],
+    num_shards: int,
+    *,
+    cross_shard: bool,
+    scale_only: bool,
 ) -> dict[str, dict[str, torch.Tensor]]:
     total = num_shards + int(scale_only)
     names = [f"model-{number:05d}-of-{total:05d}.safetensors" for number in range(1, total + 1)]
@@ -281,7 +330,10 @@ def _deal(
     for scale_name, tensor in scales.items():
         stem = scale_name.rsplit(".", 1)[0]
         owner = next(
-            index for index, shard in enumerate(names) if stem + ".weight" in shards[shard] or any(scale_name.startswith(n) for n in shards[shard] if ".experts." in n)
+            index
+            for index, shard in enumerate(names)
+            if stem + ".weight" in shards[shard]
+            or any(scale_name.startswith(n) for n in shards[shard] if ".experts." in n)
         )
         if scale_only:
             shards[names[-1]][scale_name] = tensor

@@ -67,7 +67,9 @@ def read_header(path: Path) -> Header:
             text = stream.read(header_bytes)
     except OSError as error:
         raise SourceError(
-            f"cannot be read ({error.strerror})", file=path.name, remedy="check that the file is there and readable"
+            f"cannot be read ({error.strerror})",
+            file=path.name,
+            remedy="check that the file is there and readable",
         ) from error
     if len(text) != header_bytes:
         _fail(path, "ends inside its header", remedy=_DOWNLOAD_AGAIN)
@@ -119,7 +121,12 @@ def _parse_json(text: bytes, path: Path) -> dict[str, Any]:
         seen: dict[str, Any] = {}
         for key, value in pairs:
             if key in seen:
-                _fail(path, "stands twice in the header", tensor=key, remedy="the file is corrupt; download it again")
+                _fail(
+                    path,
+                    "stands twice in the header",
+                    tensor=key,
+                    remedy="the file is corrupt; download it again",
+                )
             seen[key] = value
         return seen
 
@@ -127,7 +134,9 @@ def _parse_json(text: bytes, path: Path) -> dict[str, Any]:
         document = json.loads(text.decode(), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise SourceError(
-            f"its header is not JSON ({error})", file=path.name, remedy="the file is corrupt; download it again"
+            f"its header is not JSON ({error})",
+            file=path.name,
+            remedy="the file is corrupt; download it again",
         ) from error
     if not isinstance(document, dict):
         _fail(path, "its header is not a JSON object", remedy="the file is corrupt; download it again")
@@ -177,7 +186,12 @@ def _check_coverage(tensors: list[StoredTensor], path: Path, data_begin: int, fi
     position, previous = data_begin, "the header"
     for tensor in tensors:
         if tensor.begin < position:
-            _fail(path, f"overlaps {previous}", tensor=tensor.name, remedy="the file is corrupt; download it again")
+            _fail(
+                path,
+                f"overlaps {previous}",
+                tensor=tensor.name,
+                remedy="the file is corrupt; download it again",
+            )
         if tensor.begin > position:
             _fail(
                 path,

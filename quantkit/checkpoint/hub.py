@@ -5,7 +5,18 @@ from pathlib import Path
 
 from quantkit.errors import SourceError
 
-_NEVER_FETCHED = ["*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pkl", "*.npz"]
+_NEVER_FETCHED = [
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.ckpt",
+    "*.gguf",
+    "*.h5",
+    "*.msgpack",
+    "*.onnx",
+    "*.pkl",
+    "*.npz",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +56,9 @@ def fetch_snapshot(hub_id: str, revision: str) -> Snapshot:
         raise failed("the hub has no such revision", "check the part behind @", error) from error
     except RepositoryNotFoundError as error:
         raise failed(
-            "the hub has no such repository, or it is private", "check the name, or log in with `hf auth login`", error
+            "the hub has no such repository, or it is private",
+            "check the name, or log in with `hf auth login`",
+            error,
         ) from error
     except HFValidationError as error:
         raise failed("is not a hub id", "write it as org/name or org/name@revision", error) from error

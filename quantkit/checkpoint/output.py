@@ -97,7 +97,9 @@ class OutputDirectory:
             shutil.rmtree(self.directory)
         except BlockingIOError as error:
             raise UsageError(
-                "is being written by another run", file=self.directory, remedy="wait for it, or choose another -o"
+                "is being written by another run",
+                file=self.directory,
+                remedy="wait for it, or choose another -o",
             ) from error
         finally:
             os.close(lock)

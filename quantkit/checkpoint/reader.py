@@ -64,7 +64,7 @@ def _open(path: Path, tensor: str | None) -> int:
 
 
 def _read_into(descriptor: int, array: NDArray[np.generic], tensor: StoredTensor) -> None:
-    view = memoryview(array.reshape(-1).view(np.uint8))
+    view = memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # numpy arrays are buffers
     position = 0
     while position < len(view):
         try:

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _WEIGHTS = (
-    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".onnx", ".onnx_data", ".h5", ".msgpack"),
+    *(
+        ".safetensors",
+        ".bin",
+        ".pt",
+        ".pth",
+        ".ckpt",
+        ".gguf",
+        ".ggml",
+        ".onnx",
+        ".onnx_data",
+        ".h5",
+        ".msgpack",
+    ),
     *(".npz", ".npy", ".pkl", ".pickle", ".tflite", ".pb", ".nemo", ".distcp"),
 )
 _REWRITTEN = {
@@ -78,11 +90,13 @@ def _skip_reason(path: Path, name: str, allowed: set[Path]) -> str:
         return "an index"
     if path.name.lower().endswith(_WEIGHTS):
         return "weights"
+    if name == SOURCE_README_NAME:
+        return "would hide the source's README"
+    return _link_problem(path, allowed)
+
+
+def _link_problem(path: Path, allowed: set[Path]) -> str:
     if not path.is_file():
         return "not a regular file"
     target = path.resolve()
-    if not any(target.is_relative_to(place) for place in allowed):
-        return "a link that leaves the checkpoint"
-    if name == SOURCE_README_NAME:
-        return "would hide the source's README"
-    return ""
+    return "" if any(target.is_relative_to(place) for place in allowed) else "a link that leaves the checkpoint"

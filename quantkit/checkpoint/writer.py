@@ -47,7 +47,8 @@ class ShardWriter:
 
     def write(self, name: str, array: NDArray[np.generic], *, first_byte: int = 0) -> None:
         """Bytes of ``array`` into tensor ``name``, from its byte ``first_byte`` on. Every byte is written once."""
-        data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        data = memoryview(flat)  # type: ignore[arg-type]  # numpy arrays are buffers
         assert first_byte + len(data) <= self.specs[name].num_bytes, (name, first_byte, len(data))
         with named_errors(self.path):
             self._write_at(data, self._begin[name] + first_byte)

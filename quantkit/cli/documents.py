@@ -52,9 +52,7 @@ def plan_document(plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int) -> dict
             for part in plan.parts()
         ],
         "quantized_share": quantized_share(plan),
-        "rules": [
-            {"rule": rule.rule, "action": rule.action, "num_weights": rule.num_weights} for rule in plan.rules
-        ],
+        "rules": [{"rule": rule.rule, "action": rule.action, "num_weights": rule.num_weights} for rule in plan.rules],
         "tensor_parallel": [
             {
                 "tp": verdict.tp,

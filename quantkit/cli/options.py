@@ -8,7 +8,8 @@ import typer
 from quantkit.errors import UsageError
 
 SourceArgument = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="A recipe (glm-5.2), a hub id (org/name[@revision]) or a directory.")
+    str,
+    typer.Argument(metavar="SOURCE", help="A recipe (glm-5.2), a hub id (org/name[@revision]) or a directory."),
 ]
 OptionalSource = Annotated[
     Optional[str],  # noqa: UP045  (typer reads it)
@@ -33,17 +34,20 @@ SignedOption = Annotated[
 ]
 TargetsOption = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--targets", metavar="NAME|re:REGEX", help="Quantize these modules instead of the recipe's. Repeatable."),
+    typer.Option(
+        "--targets",
+        metavar="NAME|re:REGEX",
+        help="Quantize these modules instead of the recipe's. Repeatable.",
+    ),
 ]
 IgnoreOption = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--ignore", metavar="NAME|re:REGEX", help="Keep these modules unquantized. Repeatable."),
 ]
-AllowUnmatchedOption = Annotated[
-    bool, typer.Option("--allow-unmatched", help="Accept a rule that matches no weight.")
-]
+AllowUnmatchedOption = Annotated[bool, typer.Option("--allow-unmatched", help="Accept a rule that matches no weight.")]
 AllowIncompleteOption = Annotated[
-    bool, typer.Option("--allow-incomplete", help="Accept a source that lacks weights which its config promises.")
+    bool,
+    typer.Option("--allow-incomplete", help="Accept a source that lacks weights which its config promises."),
 ]
 JobsOption = Annotated[
     Optional[int],  # noqa: UP045

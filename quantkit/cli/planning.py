@@ -50,6 +50,4 @@ def plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
 
 def tensor_parallel(resolved: ResolvedSource, plan: Plan) -> tuple[TpVerdict, ...]:
     """Legal tensor-parallel sizes of the output; 'unknown' for a family whose engine rules are not known."""
-    return legal_tp(
-        family=resolved.family, config=resolved.checkpoint.config, group_size=plan.target.group_size
-    )
+    return legal_tp(family=resolved.family, config=resolved.checkpoint.config, group_size=plan.target.group_size)

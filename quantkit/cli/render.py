@@ -71,7 +71,14 @@ def progress(label: str, total_bytes: int, *, is_quiet: bool) -> Iterator[Callab
 
 def _bar(label: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
     with Progress(
@@ -93,7 +100,8 @@ def _plain_progress(label: str, total_bytes: int) -> Callable[[int], None]:
             seconds = max(time.monotonic() - started, 1e-9)
             left = seconds * (total_bytes - state["done"]) / max(state["done"], 1)
             sys.stderr.write(
-                f"{label}: {percent}% of {gib(total_bytes)}, {state['done'] / seconds / 1e6:.0f} MB/s, {left:.0f} s left\n"
+                f"{label}: {percent}% of {gib(total_bytes)}, "
+                f"{state['done'] / seconds / 1e6:.0f} MB/s, {left:.0f} s left\n"
             )
 
     return update

@@ -15,7 +15,13 @@ def show_conversion(report: ConvertReport, *, as_json: bool) -> None:
         return
     plan = report.plan
     rows = [
-        [part.role.value, part.action.value, render.count(part.num_weights), render.gib(part.source_bytes), render.gib(part.output_bytes)]
+        [
+            part.role.value,
+            part.action.value,
+            render.count(part.num_weights),
+            render.gib(part.source_bytes),
+            render.gib(part.output_bytes),
+        ]
         for part in plan.parts()
     ]
     render.show_table(
@@ -47,7 +53,14 @@ def show_verification(report: VerifyReport, *, as_json: bool) -> None:
 
 def _show_errors(classes: Sequence[ClassError]) -> None:
     rows = [
-        [one.role, render.count(one.num_weights), f"{one.relative:.4f}", f"{one.median:.4f}", f"{one.worst:.4f}", one.worst_name]
+        [
+            one.role,
+            render.count(one.num_weights),
+            f"{one.relative:.4f}",
+            f"{one.median:.4f}",
+            f"{one.worst:.4f}",
+            one.worst_name,
+        ]
         for one in classes
     ]
     render.show_table("Relative error", ["part", "weights", "all", "median", "worst", "worst weight"], rows)

@@ -34,14 +34,16 @@ def verify(
     from quantkit.cli.show_results import show_verification
     from quantkit.plan.resolve import resolve_source
     from quantkit.threads import available_cores
-    from quantkit.verify.verify import verify_output
+    from quantkit.verify.verify import ValueCheck, verify_output
 
     checkpoint = None if source is None else resolve_source(source).checkpoint
     total_bytes = 0 if checkpoint is None else checkpoint.num_bytes
     with render.progress("verify", total_bytes, is_quiet=quiet) as advance:
-        report = verify_output(
-            output, checkpoint, is_fast=fast, num_jobs=jobs or available_cores(), report_progress=advance
-        )
+        values = None
+        if checkpoint is not None:
+            num_jobs = jobs or available_cores()
+            values = ValueCheck(source=checkpoint, is_fast=fast, num_jobs=num_jobs, report_progress=advance)
+        report = verify_output(output, values)
     show_verification(report, as_json=as_json)
     if not report.is_good:
         if as_json:

@@ -50,7 +50,9 @@ class Fp8Block:
         wrong_BB = ~((scale_BB >= 0) & (scale_BB <= _LARGEST_SCALE))
         if wrong_BB.any():
             row, column = np.argwhere(wrong_BB)[0]
-            weight.fail(f"its scale at block ({row}, {column}) is {scale_BB[row, column]}; it must be finite and positive")
+            weight.fail(
+                f"its scale at block ({row}, {column}) is {scale_BB[row, column]}; it must be finite and positive"
+            )
         if not scale_BB.all():
             self._check_zero_blocks(weight, parts["codes"], scale_BB, first_row)
 
@@ -71,9 +73,7 @@ class Fp8Block:
 
     def decode(self, parts: Parts, first_row: int) -> NDArray[np.float32]:
         """float32 product of code and scale."""
-        return fp8.dequantize(
-            parts["codes"], parts["scale"], block=self.block, row_offset=self.row_offset + first_row
-        )
+        return fp8.dequantize(parts["codes"], parts["scale"], block=self.block, row_offset=self.row_offset + first_row)
 
 
 def scale_values(stored: Array, dtype: DType, grid_shape: tuple[int, int]) -> NDArray[np.float32]:

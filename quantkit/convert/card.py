@@ -21,7 +21,8 @@ def model_card(plan: Plan, classes: Sequence[ClassError], provenance: Mapping[st
         "| part | done | weights | source bytes | output bytes |",
         "|---|---|---:|---:|---:|",
         *(
-            f"| {part.role} | {part.codec} {part.action} | {part.num_weights} | {part.source_bytes} | {part.output_bytes} |"
+            f"| {part.role} | {part.codec} {part.action} | {part.num_weights} "
+            f"| {part.source_bytes} | {part.output_bytes} |"
             for part in plan.parts()
         ),
     ]
@@ -32,14 +33,15 @@ def model_card(plan: Plan, classes: Sequence[ClassError], provenance: Mapping[st
             "",
             "| part | weights | relative error | worst weight |",
             "|---|---:|---:|---:|",
-            *(
-                f"| {one.role} | {one.num_weights} | {one.relative:.4f} | {one.worst:.4f} |"
-                for one in classes
-            ),
+            *(f"| {one.role} | {one.num_weights} | {one.relative:.4f} | {one.worst:.4f} |" for one in classes),
         ]
     for engine, advice in plan.recipe.engines.items():
         lines += ["", f"## {engine}", "", *(f"- {line}" for line in advice)]
     if plan.warnings:
         lines += ["", "## Warnings", "", *(f"- {warning}" for warning in plan.warnings)]
-    lines += ["", "FP8 KV scales are not part of this checkpoint. Quality was not evaluated by this conversion.", ""]
+    lines += [
+        "",
+        "FP8 KV scales are not part of this checkpoint. Quality was not evaluated by this conversion.",
+        "",
+    ]
     return "\n".join(lines)

@@ -50,6 +50,7 @@ class _OpenShard:
     writer: ShardWriter
     num_pending: int = 0
     is_fed: bool = False
+    is_finished: bool = False
     rows: dict[str, list[TaskReport]] = field(default_factory=dict)
 
 
@@ -63,7 +64,6 @@ class _Run:
     report_progress: ReportProgress
     execution: Execution = field(default_factory=Execution)
     follow_ups: list[Step] = field(default_factory=list)
-    open_shards: dict[str, _OpenShard] = field(default_factory=dict)
     writers: list[ShardWriter] = field(default_factory=list)
 
     def steps(self) -> Iterator[Step]:
@@ -81,7 +81,6 @@ class _Run:
 
     def _shard_steps(self, shard: PlannedShard) -> Iterator[Step]:
         opened = _OpenShard(shard, ShardWriter(self.directory / shard.name, shard.specs))
-        self.open_shards[shard.name] = opened
         self.writers.append(opened.writer)
         for task in shard_tasks(shard, task_bytes=self.task_bytes):
             opened.num_pending += 1
@@ -120,7 +119,8 @@ class _Run:
             del opened.rows[weight.name]
 
     def _finish_if_complete(self, opened: _OpenShard) -> None:
-        if opened.is_fed and opened.num_pending == 0 and self.open_shards.pop(opened.shard.name, None):
+        if opened.is_fed and opened.num_pending == 0 and not opened.is_finished:
+            opened.is_finished = True
             self.follow_ups.append(self._close_step(opened))
 
     def _close_step(self, opened: _OpenShard) -> Step:

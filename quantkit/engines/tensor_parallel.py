@@ -18,9 +18,7 @@ ENGINES: tuple[EngineName, ...] = ("sglang", "vllm")
 TP_SIZES: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
 
 # families whose module classes were read in both engines
-_ENGINE_RULES_KNOWN = frozenset(
-    {"glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "kimi_k25"}
-)
+_ENGINE_RULES_KNOWN = frozenset({"glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "kimi_k25"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +34,10 @@ class ExpertKernel:
 
 EXPERT_KERNELS: tuple[ExpertKernel, ...] = (
     # gate and up are [2 * width, hidden], down is [hidden, width]; Marlin tiles are 128 rows by 64 columns
-    ExpertKernel(
-        engine="sglang", name="marlin", group_sizes=(32, 64, 128), width_multiple=64, hidden_multiple=128
-    ),
+    ExpertKernel(engine="sglang", name="marlin", group_sizes=(32, 64, 128), width_multiple=64, hidden_multiple=128),
     ExpertKernel(engine="sglang", name="triton", group_sizes=(32, 128), width_multiple=1, hidden_multiple=1),
     # pads the expert width with zeros up to a tile
-    ExpertKernel(
-        engine="vllm", name="marlin", group_sizes=(32, 64, 128), width_multiple=1, hidden_multiple=128
-    ),
+    ExpertKernel(engine="vllm", name="marlin", group_sizes=(32, 64, 128), width_multiple=1, hidden_multiple=128),
 )
 
 
@@ -83,15 +77,13 @@ def legal_tp(
     if family.name not in _ENGINE_RULES_KNOWN:
         reason = f"how engines split the family {family.name!r} is not known"
         return tuple(
-            TpVerdict(tp=tp, engine=engine, status="unknown", reason=reason)
-            for tp in TP_SIZES
-            for engine in ENGINES
+            TpVerdict(tp=tp, engine=engine, status="unknown", reason=reason) for tp in TP_SIZES for engine in ENGINES
         )
     text = family.text_config(config)
-    heads = integer(text, "num_attention_heads")
+    heads = integer(text, "num_attention_heads", at_least=1)
     shape = _Shape(
         heads=heads,
-        key_heads=integer(text, "num_key_value_heads", heads),
+        key_heads=integer(text, "num_key_value_heads", heads, at_least=1),
         hidden=integer(text, "hidden_size"),
         dense_width=integer(text, "intermediate_size"),
         num_experts=family.num_experts(config),
@@ -113,16 +105,10 @@ def _verdict(shape: _Shape, tp: int, engine: EngineName) -> TpVerdict:
         return TpVerdict(tp=tp, engine=engine, status="refused", reason=problem)
     if not shape.width:
         return TpVerdict(tp=tp, engine=engine, status="ok")
-    problems = {
-        kernel.name: _kernel_problem(shape, tp, kernel)
-        for kernel in EXPERT_KERNELS
-        if kernel.engine == engine
-    }
+    problems = {kernel.name: _kernel_problem(shape, tp, kernel) for kernel in EXPERT_KERNELS if kernel.engine == engine}
     kernels = tuple(name for name, text in problems.items() if not text)
     reason = "; ".join(f"{name} {text}" for name, text in problems.items() if text)
-    return TpVerdict(
-        tp=tp, engine=engine, status="ok" if kernels else "refused", kernels=kernels, reason=reason
-    )
+    return TpVerdict(tp=tp, engine=engine, status="ok" if kernels else "refused", kernels=kernels, reason=reason)
 
 
 def _dense_problem(shape: _Shape, tp: int) -> str:

@@ -14,16 +14,14 @@ def text_config(config: Config) -> Config:
     return nested if isinstance(nested, Mapping) else config
 
 
-def integer(config: Config, key: str, default: int | None = None) -> int:
-    """``default`` stands in for a key that is absent or null."""
+def integer(config: Config, key: str, default: int | None = None, *, at_least: int = 0) -> int:
+    """``default`` stands in for a key that is absent or null; what is divided by is ``at_least`` 1."""
     value = config.get(key)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        what = "is missing" if value is None else f"is {value!r}, not a count"
-        raise SourceError(
-            f"{key} {what}", file="config.json", remedy="take config.json from the source again"
-        )
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        what = "is missing" if value is None else f"is {value!r}, not a count from {at_least} up"
+        raise SourceError(f"{key} {what}", file="config.json", remedy="take config.json from the source again")
     return value
 
 

@@ -29,7 +29,7 @@ def norm(module: str, width: int) -> ExpectedTensor:
 
 def mla(config: Config, prefix: str, layer: int) -> Iterator[ExpectedTensor]:
     """Multi-head latent attention; ``q_proj`` where the query has no low rank."""
-    hidden, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
+    hidden, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads", at_least=1)
     nope, rope = integer(config, "qk_nope_head_dim"), integer(config, "qk_rope_head_dim")
     kv_rank, value_dim = integer(config, "kv_lora_rank"), integer(config, "v_head_dim")
     q_rank = integer(config, "q_lora_rank", 0)
@@ -53,7 +53,7 @@ def mla(config: Config, prefix: str, layer: int) -> Iterator[ExpectedTensor]:
 
 def gqa(config: Config, prefix: str, layer: int) -> Iterator[ExpectedTensor]:
     """Grouped-query attention with biases on q, k and v only."""
-    hidden, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
+    hidden, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads", at_least=1)
     head_dim = integer(config, "head_dim", hidden // heads)
     key_rows = integer(config, "num_key_value_heads", heads) * head_dim
     for leaf, rows in (("q_proj", heads * head_dim), ("k_proj", key_rows), ("v_proj", key_rows)):
@@ -129,7 +129,7 @@ def is_sparse(config: Config, layer: int) -> bool:
     if kinds is not None:
         return bool(kinds[layer] == "sparse")
     return layer >= integer(config, "first_k_dense_replace", 0) and not layer % integer(
-        config, "moe_layer_freq", 1
+        config, "moe_layer_freq", 1, at_least=1
     )
 
 
@@ -148,9 +148,7 @@ def causal_lm(config: Config, root: str, attention: Attention) -> Iterator[Expec
         if is_sparse(config, layer):
             yield from moe(config, f"{prefix}mlp.")
         else:
-            yield from gated_mlp(
-                f"{prefix}mlp.", hidden, integer(config, "intermediate_size"), Role.DENSE_MLP
-            )
+            yield from gated_mlp(f"{prefix}mlp.", hidden, integer(config, "intermediate_size"), Role.DENSE_MLP)
     yield norm(f"{root}norm", hidden)
     head_prefix = root.removesuffix("model.") if root == "model." or root.endswith(".model.") else ""
     is_tied = flag(config, "tie_word_embeddings", False)

@@ -76,6 +76,5 @@ def read_manifest(directory: Path) -> Manifest:
 
 def _records(section: Mapping[str, Any]) -> dict[str, FileRecord]:
     return {
-        name: FileRecord(file_bytes=int(entry["bytes"]), sha256=str(entry["sha256"]))
-        for name, entry in section.items()
+        name: FileRecord(file_bytes=int(entry["bytes"]), sha256=str(entry["sha256"])) for name, entry in section.items()
     }

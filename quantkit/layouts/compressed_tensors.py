@@ -82,7 +82,11 @@ def is_matched(module: str, entries: Iterable[str]) -> bool:
 
 
 def ignore_list(
-    *, unquantized: Sequence[str], quantized: Iterable[str], patterns: Sequence[str], fused: Mapping[str, Sequence[str]]
+    *,
+    unquantized: Sequence[str],
+    quantized: Iterable[str],
+    patterns: Sequence[str],
+    fused: Mapping[str, Sequence[str]],
 ) -> list[str]:
     """Entries that hit every unquantized Linear and no quantized one, derived from what was in fact done.
 

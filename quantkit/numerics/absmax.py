@@ -13,9 +13,7 @@ ZERO_GROUP_SCALE = 0x3C00
 """BF16 2**-7, machine epsilon: what replaces a scale of zero, underflow included."""
 
 
-def quantize_absmax(
-    values_RC: NDArray[np.uint16], *, group_size: int
-) -> tuple[NDArray[np.int8], NDArray[np.uint16]]:
+def quantize_absmax(values_RC: NDArray[np.uint16], *, group_size: int) -> tuple[NDArray[np.int8], NDArray[np.uint16]]:
     """Codes and BF16 scales ``amax / 7.5``; quotients round to BF16, clamp, then round half to even."""
     num_rows, num_cols = values_RC.shape
     assert num_cols % group_size == 0, (num_cols, group_size)

@@ -57,9 +57,7 @@ def decode_e8m0(exponents: NDArray[np.uint8]) -> Float32:
     return np.where(exponents == 255, np.float32(np.nan), scale)
 
 
-def expand_blocks(
-    scale_BB: Float32, *, rows: int, cols: int, block: tuple[int, int], row_offset: int = 0
-) -> Float32:
+def expand_blocks(scale_BB: Float32, *, rows: int, cols: int, block: tuple[int, int], row_offset: int = 0) -> Float32:
     """The scale of every element; row 0 of the result is row ``row_offset`` of the block grid.
 
     ``block`` is (rows, columns): (1, C) is a scale per output channel, (R, C) per tensor, (1, 32) is MXFP8.

@@ -49,12 +49,12 @@ from quantkit.numerics.simd import (
     store_u16,
 )
 
-FP8, BF16, F32 = 0, 1, 2
-"""Kinds of source."""
+FP8, BF16, F32 = 0, 1, 2  # kinds of source
 
 
 def _jit(function: Callable[..., Any]) -> Any:
-    """Compiled without the GIL, and cached on disk where numba finds a place that it may write to."""
+    """Compiled without the GIL, and cached on disk where that may be written to."""
+    # the cache knows this file's time stamp only: touch it when simd.py or an imported constant changes
     try:
         return njit(nogil=True, cache=True)(function)
     except RuntimeError as error:
@@ -177,7 +177,6 @@ def _search_tile(x, weight, moment, unit, group_size, candidates, is_signed):  #
         best_score = select(is_better, score, best_score)
         best_a = select(is_better, absolute(a), best_a)
         best_b = select(is_better, wide_b, best_b)
-
     word = f64_bits_as_i64(maximum(best_a / best_b * unit, splat_f64(MIN_NORMAL)))
     odd = (word >> splat_i64(45)) & splat_i64(1)
     # drop 45 of 52 bits of significand, then the exponent's bias becomes that of BF16
@@ -290,7 +289,6 @@ def dequantize_rows(  # type: ignore[no-untyped-def]
             factor = splat_f32(scale[block_row, left // block_cols])
             end = row * num_cols + min(left + block_cols, num_cols)
             for at in range(row * num_cols + left, end, LANES):
-                byte = splat_i32(0)
                 if at + LANES <= total:
                     byte = load_u8(codes, at)
                 else:

@@ -26,7 +26,15 @@ _PARAMETER_SCALES = ("_scale_inv", "_scale", "_weight_scale", ".scale")
 _SCALE_DTYPES = (F32, BF16, F16, F8_E8M0, U8)
 # scales of activations and of the KV cache: they belong to the source's scheme, not to the weights
 _STATIC_SCALES = (
-    *(".input_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".prob_output_scale"),
+    *(
+        ".input_scale",
+        ".output_scale",
+        ".k_scale",
+        ".v_scale",
+        ".q_scale",
+        ".prob_scale",
+        ".prob_output_scale",
+    ),
     *("_input_scale", ".input_activation_scale"),
 )
 _FLOATS = (BF16, F16, F32)
@@ -40,7 +48,9 @@ class Binding:
     dropped: Mapping[str, str]
 
 
-def bind_weights(tensors: Mapping[str, StoredTensor], form: SourceForm, projections: Mapping[str, tuple[str, ...]]) -> Binding:
+def bind_weights(
+    tensors: Mapping[str, StoredTensor], form: SourceForm, projections: Mapping[str, tuple[str, ...]]
+) -> Binding:
     """Logical weights of a catalogue. ``projections``: fused expert leaf to the per-expert leaves it stacks."""
     weights: dict[str, Weight] = {}
     dropped: dict[str, str] = {}
@@ -101,7 +111,11 @@ def _bind(
     if tensor.spec.dtype != F8_E4M3:
         return None
     if len(tensor.spec.shape) != 2:
-        _fail(tensor, f"is FP8 of shape {list(tensor.spec.shape)}, not a matrix", "this form of checkpoint is unknown")
+        _fail(
+            tensor,
+            f"is FP8 of shape {list(tensor.spec.shape)}, not a matrix",
+            "this form of checkpoint is unknown",
+        )
     if not scales:
         _only_scale(tensor, scales)
     return [(_fp8(tensor, scales, form), (tensor.name, *(scale.name for scale in scales)))]
@@ -204,7 +218,11 @@ def _packed_int4(packed: StoredTensor, tensors: Mapping[str, StoredTensor], form
         )
     for leaf in (ct.ZERO_POINT, ct.GROUP_INDEX):
         if stem + leaf in tensors:
-            _fail(tensors[stem + leaf], "asymmetric or reordered INT4 is not supported", "only symmetric INT4 passes")
+            _fail(
+                tensors[stem + leaf],
+                "asymmetric or reordered INT4 is not supported",
+                "only symmetric INT4 passes",
+            )
     scale = tensors.get(stem + ct.SCALE)
     if scale is None:
         _fail(packed, "is packed INT4 and its weight_scale is missing", "download the shard that holds it")

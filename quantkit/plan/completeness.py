@@ -6,9 +6,7 @@ from quantkit.families.family import ExpectedTensor, Family
 from quantkit.plan.binding import Binding
 
 
-def check_complete(
-    family: Family, checkpoint: Checkpoint, binding: Binding, *, allow_incomplete: bool
-) -> list[str]:
+def check_complete(family: Family, checkpoint: Checkpoint, binding: Binding, *, allow_incomplete: bool) -> list[str]:
     """Warnings for what may be absent; SourceError for a missing weight or a shape that the config contradicts.
 
     A model saved without its MTP layer is whole: that is a warning. Half an MTP layer is not.
@@ -34,7 +32,9 @@ def check_complete(
     warnings = []
     if prefixes and not has_mtp:
         missing = [tensor for tensor in missing if not tensor.name.startswith(prefixes)]
-        warnings.append("config.json promises an MTP layer and the checkpoint has none: no speculative decoding with it")
+        warnings.append(
+            "config.json promises an MTP layer and the checkpoint has none: no speculative decoding with it"
+        )
     if missing and not allow_incomplete:
         _refuse(missing)
     if missing:

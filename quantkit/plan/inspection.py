@@ -75,9 +75,8 @@ def describe_scheme(checkpoint: Checkpoint) -> str:
     groups = section.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = (group.get("weights") if isinstance(group, dict) else None) or {}
-        details.append(
-            f"{weights.get('type')}{weights.get('num_bits')} {weights.get('strategy')} {weights.get('group_size') or ''}".strip()
-        )
+        kind = f"{weights.get('type')}{weights.get('num_bits')}"
+        details.append(f"{kind} {weights.get('strategy')} {weights.get('group_size') or ''}".strip())
     return f"{method} ({', '.join(details)})" if details else method
 
 

@@ -21,6 +21,7 @@ from quantkit.plan.source_form import SourceForm, source_form
 from quantkit.recipe import Recipe, decide
 from quantkit.tensors import BF16, F16, TensorSpec
 
+
 def make_plan(
     recipe: Recipe,
     family: Family,
@@ -43,9 +44,7 @@ def make_plan(
     rules = _rule_counts(recipe, counts)
     if not allow_unmatched:
         _check_matched(rules, recipe)
-    jobs = [
-        _job(weight, roles[name], actions[name], target) for name, weight in binding.weights.items()
-    ]
+    jobs = [_job(weight, roles[name], actions[name], target) for name, weight in binding.weights.items()]
     if not any(job.action == Action.INT4 for job in jobs):
         native = any(isinstance(job.weight.codec, PackedInt4) for job in jobs)
         warnings.append(

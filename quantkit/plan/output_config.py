@@ -57,7 +57,5 @@ def _section(family: Family, jobs: Sequence[Job], target: Int4Group) -> dict[str
         and job.weight.name.endswith(".weight")
         and job.role not in _NOT_LINEAR
     ]
-    ignore = ct.ignore_list(
-        unquantized=unquantized, quantized=quantized, patterns=family.ignore, fused=FUSED_LEAVES
-    )
+    ignore = ct.ignore_list(unquantized=unquantized, quantized=quantized, patterns=family.ignore, fused=FUSED_LEAVES)
     return ct.config_section(group_size=target.group_size, ignore=ignore)

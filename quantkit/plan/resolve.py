@@ -12,6 +12,7 @@ from quantkit.families import FAMILIES, family_of
 from quantkit.families.family import Family, Role
 from quantkit.plan.from_config import checkpoint_from_config
 from quantkit.recipe import Recipe, builtin_names, builtin_recipe, default_recipe, load_recipe
+from quantkit.recipe_files import recipe_summaries
 
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
@@ -27,9 +28,7 @@ class ResolvedSource:
     provenance: Mapping[str, str] = field(default_factory=dict)
 
 
-def resolve_source(
-    source: str | None, *, recipe: str | None = None, config: Path | None = None
-) -> ResolvedSource:
+def resolve_source(source: str | None, *, recipe: str | None = None, config: Path | None = None) -> ResolvedSource:
     """Find and catalogue a source; a hub repository is fetched into the hub client's cache.
 
     ``recipe``: name or file, instead of the one that SOURCE implies. ``config``: a config.json in place of a
@@ -48,8 +47,10 @@ def resolve_source(
             raise UsageError(
                 f"{source!r} is a recipe and a directory here", remedy=f"write ./{source} for the directory"
             )
-        chosen = _recipe(recipe or source)
-        return _from_hub(chosen.source.hub_id, chosen.source.revision, source, recipe or source)
+        origin = _recipe(recipe or source).source
+        if origin is None:
+            raise RecipeError(f"recipe {recipe or source} names no source", remedy="name a directory or a hub id")
+        return _from_hub(origin.hub_id, origin.revision, source, recipe or source)
     if directory.is_dir():
         return _resolved(directory.resolve().name, open_checkpoint(directory), recipe, {})
     match = _HUB_ID.fullmatch(source)
@@ -58,7 +59,7 @@ def resolve_source(
             builtin_recipe(source)  # raises, with a near name
         raise SourceError("is not there", file=source, remedy="name a checkpoint directory, a hub id or a recipe")
     hub_id = match["id"]
-    implied = next((name for name in builtin_names() if builtin_recipe(name).source.hub_id == hub_id), None)
+    implied = next((one.name for one in recipe_summaries() if one.hub_id == hub_id), None)
     return _from_hub(hub_id, match["revision"] or "main", hub_id.partition("/")[2], recipe or implied)
 
 
@@ -74,9 +75,7 @@ def _recipe(name_or_path: str) -> Recipe:
     return builtin_recipe(name_or_path)
 
 
-def _resolved(
-    name: str, checkpoint: Checkpoint, recipe: str | None, provenance: Mapping[str, str]
-) -> ResolvedSource:
+def _resolved(name: str, checkpoint: Checkpoint, recipe: str | None, provenance: Mapping[str, str]) -> ResolvedSource:
     family = family_of(checkpoint.config)
     if recipe is None:
         has_experts = any(family.role_of(tensor) == Role.ROUTED_EXPERT for tensor in checkpoint.tensors)
@@ -88,6 +87,4 @@ def _resolved(
                 f"recipe {chosen.name} is for {chosen.family}, the checkpoint is {family.name}",
                 remedy="choose another --recipe, or leave it out",
             )
-    return ResolvedSource(
-        name=name, checkpoint=checkpoint, family=family, recipe=chosen, provenance=provenance
-    )
+    return ResolvedSource(name=name, checkpoint=checkpoint, family=family, recipe=chosen, provenance=provenance)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from quantkit.layouts import compressed_tensors as ct
 from quantkit.plan.model import Action, Job, Plan
 from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks
 from quantkit.threads import Step, run_steps
-from quantkit.transcode import kernels_for, read_rows
+from quantkit.transcode import Packed, kernels_for, read_rows
 from quantkit.verify.report import Finding
 
 _CHECK = "values against the source"
@@ -79,10 +80,12 @@ def _compare(task: Task, plan: Plan, output: Checkpoint, comparison: Comparison)
         stored = _rows_of(output.tensors[name], job, task)
         is_same = np.array_equal(expected.reshape(-1), stored.reshape(-1))
         return _finding(comparison, name, "is not the source decoded and rounded to BF16", is_same)
-    packed_RW = _rows_of(output.tensors[job.outputs[ct.PACKED][0]], job, task)
-    scale_RG = _rows_of(output.tensors[job.outputs[ct.SCALE][0]], job, task)
+    packed: Packed = (
+        _rows_of(output.tensors[job.outputs[ct.PACKED][0]], job, task),
+        _rows_of(output.tensors[job.outputs[ct.SCALE][0]], job, task),
+    )
     shape = read_tensor(output.tensors[job.outputs[ct.SHAPE][0]])
-    error2_R, weight2_R = kernels.row_sums(rows, (packed_RW, scale_RG), plan.target)
+    error2_R, weight2_R = kernels.row_sums(rows, packed, plan.target)
     is_shape_right = shape.tolist() == [job.weight.num_rows, job.weight.num_cols]
     report_shape = _finding(comparison, job.outputs[ct.SHAPE][0], f"holds {shape.tolist()}", is_shape_right)
 
@@ -107,7 +110,7 @@ def _finding(comparison: Comparison, tensor: str, message: str, is_good: bool) -
     return book
 
 
-def _rows_of(tensor: StoredTensor, job: Job, task: Task) -> NDArray[np.generic]:
+def _rows_of(tensor: StoredTensor, job: Job, task: Task) -> NDArray[Any]:
     row_bytes = tensor.spec.num_bytes // max(1, job.weight.num_rows)
     raw = read_bytes(tensor, task.first * row_bytes, task.last * row_bytes)
     return raw.view(tensor.spec.dtype.numpy).reshape(task.last - task.first, -1)

@@ -6,6 +6,7 @@ from typing import Any
 
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.codecs.int4_group import PackedInt4
+from quantkit.codecs.weight import Weight
 from quantkit.families.family import Family, Role
 from quantkit.plan.binding import Binding
 from quantkit.verify.report import Finding
@@ -30,9 +31,13 @@ def check_config(section: Mapping[str, Any], binding: Binding, family: Family) -
         elif isinstance(weight.codec, PackedInt4):
             if is_ignored(weight.module):
                 yield Finding(check=_CHECK, message="is INT4, but the config ignores it", tensor=weight.name)
-        elif len(weight.shape) == 2 and weight.name.endswith(".weight"):
-            if family.role_of(weight.name) not in _NOT_LINEAR and not is_ignored(weight.module):
-                yield Finding(check=_CHECK, message="is a plain Linear that the config makes INT4", tensor=weight.name)
+        elif _is_linear(weight, family) and not is_ignored(weight.module):
+            yield Finding(check=_CHECK, message="is a plain Linear that the config makes INT4", tensor=weight.name)
+
+
+def _is_linear(weight: Weight, family: Family) -> bool:
+    is_matrix = len(weight.shape) == 2 and weight.name.endswith(".weight")
+    return is_matrix and family.role_of(weight.name) not in _NOT_LINEAR
 
 
 def _matcher(entries: Any) -> Any:

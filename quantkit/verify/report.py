@@ -22,9 +22,7 @@ class Finding:
     @staticmethod
     def of(check: str, error: QuantkitError) -> "Finding":
         """An error raised by a check that stops at the first fault."""
-        return Finding(
-            check=check, message=error.message, tensor=error.tensor, file=error.file, remedy=error.remedy
-        )
+        return Finding(check=check, message=error.message, tensor=error.tensor, file=error.file, remedy=error.remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +46,10 @@ class VerifyReport:
         if bad:
             more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
             raise VerificationError(
-                bad[0].message + more, tensor=bad[0].tensor, file=bad[0].file, remedy=bad[0].remedy or "convert again"
+                bad[0].message + more,
+                tensor=bad[0].tensor,
+                file=bad[0].file,
+                remedy=bad[0].remedy or "convert again",
             )
 
 

@@ -13,9 +13,7 @@ MAX_RELATIVE_ERROR = {32: 0.16, 64: 0.18, 128: 0.20}
 WARN_ABOVE_MEDIAN = 1.3
 
 
-def check_errors(
-    errors: Iterable[WeightError], classes: Iterable[ClassError], *, group_size: int
-) -> Iterator[Finding]:
+def check_errors(errors: Iterable[WeightError], classes: Iterable[ClassError], *, group_size: int) -> Iterator[Finding]:
     """An error for each weight above the threshold, a warning above 1.3 times the median of its class."""
     threshold = MAX_RELATIVE_ERROR[group_size]
     medians = {one.role: one.median for one in classes}

@@ -1,6 +1,7 @@
 """All checks of an output directory, collected instead of stopping at the first fault."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quantkit.checkpoint.reader import hash_file
@@ -17,102 +18,85 @@ from quantkit.verify.report import Finding, VerifyReport, first_findings
 from quantkit.verify.structure import check_contract, check_files, check_specs, open_output
 from quantkit.verify.thresholds import check_errors
 
+_CHECKS = ("files", "index and headers", "config and tensors")
 _MAX_FINDINGS = 50  # of one check
 
 
-def verify_output(
-    output: Path,
-    source: Checkpoint | None = None,
-    *,
-    is_fast: bool = False,
-    num_jobs: int = 1,
-    report_progress: Callable[[int], None] = lambda _: None,
-) -> VerifyReport:
-    """Manifest, files, index, headers, config; with the source also every value.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueCheck:
+    """How to compare values with the source; ``is_fast`` leaves out whatever needs dequantizing."""
+
+    source: Checkpoint
+    is_fast: bool = False
+    num_jobs: int = 1
+    report_progress: Callable[[int], None] = lambda _: None
+
+
+def verify_output(output: Path, values: ValueCheck | None = None) -> VerifyReport:
+    """Manifest, files, index, headers, config; and with the source every value, unless something is wrong before.
 
     Raises VerificationError only where nothing can be checked (no manifest), SourceError for a bad source.
     """
     if not output.is_dir():
         raise SourceError("is not a directory", file=output, remedy="name the output of a conversion")
     manifest = read_manifest(output)
-    checks = ["files", "index and headers", "config and tensors"]
     findings = list(first_findings(check_files(output, manifest.output_files, with_hashes=True), _MAX_FINDINGS))
     checkpoint, more = open_output(output)
     findings += more
+    report = VerifyReport(output=output, checks=_CHECKS, findings=tuple(findings), num_tensors=0)
     if checkpoint is None:
-        return VerifyReport(output=output, checks=tuple(checks), findings=tuple(findings), num_tensors=0)
+        return report
     contract = check_contract(
         checkpoint,
         family_name=str(manifest.document.get("family")),
         allow_incomplete=bool(manifest.document.get("is_incomplete")),
     )
     findings += first_findings(contract, _MAX_FINDINGS)
-    report = VerifyReport(
-        output=output, checks=tuple(checks), findings=tuple(findings), num_tensors=len(checkpoint.tensors)
-    )
-    if source is None or not report.is_good:
+    report = replace(report, findings=tuple(findings), num_tensors=len(checkpoint.tensors))
+    if values is None or not report.is_good:
         return report
-    return _verify_values(
-        report, manifest, checkpoint, source, is_fast=is_fast, num_jobs=num_jobs, report_progress=report_progress
-    )
+    return _verify_values(report, manifest, checkpoint, values)
 
 
 def planned_again(manifest: Manifest, source: Checkpoint) -> Plan:
     """The plan that made an output, from the recipe in its manifest."""
     recipe = parse_recipe(dict(manifest.recipe), where="conversion.json")
-    return make_plan(
-        recipe,
-        FAMILIES[str(manifest.document["family"])],
-        source,
-        allow_unmatched=True,
-        allow_incomplete=True,
-    )
+    family = FAMILIES[str(manifest.document["family"])]
+    return make_plan(recipe, family, source, allow_unmatched=True, allow_incomplete=True)
 
 
-def _verify_values(
-    report: VerifyReport,
-    manifest: Manifest,
-    output: Checkpoint,
-    source: Checkpoint,
-    *,
-    is_fast: bool,
-    num_jobs: int,
-    report_progress: Callable[[int], None],
-) -> VerifyReport:
+def _verify_values(report: VerifyReport, manifest: Manifest, output: Checkpoint, values: ValueCheck) -> VerifyReport:
+    checks = (*report.checks, "source")
     findings = list(report.findings)
-    if not is_fast:
-        for shard in source.shards:
-            record = manifest.source_shards.get(shard.name)
-            if record is None or record.sha256 != hash_file(shard.path):
-                findings.append(
-                    Finding(
-                        check="source",
-                        message="is not the shard that the output was made from",
-                        file=shard.name,
-                        remedy="give the checkpoint that was converted",
-                    )
-                )
-    plan = planned_again(manifest, source)
+    if not values.is_fast:
+        findings += _check_source(manifest, values.source)
+    plan = planned_again(manifest, values.source)
     findings += first_findings(check_specs(output, plan), _MAX_FINDINGS)
     if any(finding.is_error for finding in findings):
-        return VerifyReport(
-            output=report.output,
-            checks=(*report.checks, "source"),
-            findings=tuple(findings),
-            num_tensors=report.num_tensors,
-        )
+        return replace(report, checks=checks, findings=tuple(findings))
     comparison = compare_with_source(
-        plan, output, is_fast=is_fast, num_jobs=num_jobs, report_progress=report_progress
+        plan, output, is_fast=values.is_fast, num_jobs=values.num_jobs, report_progress=values.report_progress
     )
     classes = class_errors(comparison.errors)
     findings += comparison.findings[:_MAX_FINDINGS]
     thresholds = check_errors(comparison.errors, classes, group_size=plan.target.group_size)
     findings += first_findings(thresholds, _MAX_FINDINGS)
-    return VerifyReport(
-        output=report.output,
-        checks=(*report.checks, "source", "values against the source"),
+    return replace(
+        report,
+        checks=(*checks, "values against the source"),
         findings=tuple(findings),
-        num_tensors=report.num_tensors,
         classes=classes,
         errors=tuple(comparison.errors),
     )
+
+
+def _check_source(manifest: Manifest, source: Checkpoint) -> Iterator[Finding]:
+    for shard in source.shards:
+        record = manifest.source_shards.get(shard.name)
+        if record is None or record.sha256 != hash_file(shard.path):
+            yield Finding(
+                check="source",
+                message="is not the shard that the output was made from",
+                file=shard.name,
+                remedy="give the checkpoint that was converted",
+            )

@@ -50,7 +50,11 @@ def same(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Bit for bit, dtype and shape included."""
     if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    return first.contiguous().view(torch.uint8).equal(second.contiguous().view(torch.uint8)) if first.ndim else first.equal(second)
+    return (
+        first.contiguous().view(torch.uint8).equal(second.contiguous().view(torch.uint8))
+        if first.ndim
+        else first.equal(second)
+    )
 
 
 def directory_bytes(directory: Path) -> dict[str, bytes]:

@@ -173,7 +173,10 @@ def test_scale_grid_of_another_block_size(tiny_checkpoint, tmp_path):
         {"quant_method": "fp8", "weight_block_size": "128"},
         {"quant_method": "modelopt", "quant_algo": "NVFP4"},
         {"quant_method": "compressed-tensors", "config_groups": {}},
-        {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4, "type": "float"}}}},
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"g": {"weights": {"num_bits": 4, "type": "float"}}},
+        },
         {"bits": 4},
         [],
     ],
@@ -239,7 +242,9 @@ def test_tensor_in_two_shards(tiny_checkpoint, tmp_path):
     assert "is also in" in refuse(source.directory, tmp_path).message
 
 
-@pytest.mark.parametrize("name", ["../../x.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "", "a\\b.safetensors", "x.bin"])
+@pytest.mark.parametrize(
+    "name", ["../../x.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "", "a\\b.safetensors", "x.bin"]
+)
 def test_index_that_points_elsewhere(name, tiny_checkpoint, tmp_path):
     source = tiny_checkpoint()
     path = source.directory / "model.safetensors.index.json"
@@ -347,7 +352,9 @@ def test_rules_that_match_nothing_or_too_much(tiny_checkpoint, tmp_path):
     for pattern in ("re:.*mlp.gate$", "re:.*kv_b_proj", "lm_head", "re:.*embed_tokens", "re:.*layernorm"):
         if pattern != "re:.*layernorm":
             assert "never INT4" in refuse(source.directory, tmp_path, RecipeError, targets=[pattern]).message
-    assert "one module" in refuse(source.directory, tmp_path, RecipeError, ignore=[EXPERT.removesuffix(".weight")]).message
+    assert (
+        "one module" in refuse(source.directory, tmp_path, RecipeError, ignore=[EXPERT.removesuffix(".weight")]).message
+    )
     assert "one module" in refuse(source.directory, tmp_path, RecipeError, targets=["re:.*q_a_proj"]).message
     convert(source.directory, tmp_path / "out", ignore=["no.such.module"], allow_unmatched=True)
 
@@ -364,11 +371,11 @@ def test_full_disk(tiny_checkpoint, tmp_path):
     source = tiny_checkpoint()
     mount = tmp_path / "small"
     mount.mkdir()
-    if os.system(f"mount -t tmpfs -o size=1m tmpfs {mount}") != 0:  # noqa: S605
+    if os.system(f"mount -t tmpfs -o size=1m tmpfs {mount}") != 0:
         pytest.skip("no mount in this container")
     try:
         with pytest.raises(ResourceError, match="GiB are free"):
             convert(source.directory, mount / "out")
         assert list(mount.iterdir()) == []
     finally:
-        os.system(f"umount {mount}")  # noqa: S605
+        os.system(f"umount {mount}")

@@ -27,6 +27,21 @@ def test_every_group_refuses_a_member_of_its_own_scheme(group):
         assert all(leaf in str(caught.value) for leaf in group.fused_leaves)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("q_a_proj", "kv_a_proj_with_mqa"),
+        ("gate_proj", "up_proj"),
+        ("q_proj", "k_proj"),
+        ("q_proj", "v_proj"),
+        ("w1", "w3"),
+    ],
+)
+def test_these_pairs_are_one_module_in_the_engines(first, second):
+    with pytest.raises(RecipeError, match=rf"x\.{second} is INT4"):
+        check_one_scheme({f"x.{first}": "BF16", f"x.{second}": "INT4"})
+
+
 @pytest.mark.parametrize("odd", [f"{EXPERTS}.2.down_proj", f"{EXPERTS}.1.gate_proj", f"{EXPERTS}.0.up_proj"])
 def test_one_expert_of_another_scheme_is_refused(odd):
     check_one_scheme(moe_schemes())

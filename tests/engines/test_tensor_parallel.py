@@ -14,9 +14,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 def verdicts(name: str, group_size: int, *, expert_parallel: bool = False, **changes: Any):
     config = json.loads((CONFIGS / f"{name}.json").read_text()) | changes
-    return legal_tp(
-        family=family_of(config), config=config, group_size=group_size, expert_parallel=expert_parallel
-    )
+    return legal_tp(family=family_of(config), config=config, group_size=group_size, expert_parallel=expert_parallel)
 
 
 def one(found, tp: int, engine: str):
@@ -51,9 +49,7 @@ def test_legal_sizes(name, group_size, sizes, engine):
 
 def test_every_size_gets_a_verdict_and_every_refusal_a_reason():
     found = verdicts("glm-4.5-air", 64)
-    assert [(verdict.tp, verdict.engine) for verdict in found] == [
-        (tp, e) for tp in TP_SIZES for e in ENGINES
-    ]
+    assert [(verdict.tp, verdict.engine) for verdict in found] == [(tp, e) for tp in TP_SIZES for e in ENGINES]
     refused = [verdict for verdict in found if verdict.status == "refused"]
     assert refused
     assert all(verdict.reason and not verdict.kernels for verdict in refused)
@@ -84,11 +80,6 @@ def test_marlin_in_sglang_needs_whole_tiles_where_vllm_pads():
 
 def test_groups_of_64_leave_sglang_with_marlin():
     assert one(verdicts("glm-5.2-fp8", 64), 8, "sglang").kernels == ("marlin",)
-
-
-def test_experts_that_only_triton_takes_are_refused_at_groups_of_64():
-    # 320 / 1 = 5 groups of 64, and whole tiles; 960 / 2 = 480 = 7.5 groups
-    assert one(verdicts("glm-5.2-fp8", 64, moe_intermediate_size=960), 2, "sglang").status == "refused"
 
 
 @pytest.mark.parametrize(

@@ -92,9 +92,7 @@ def built_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 def test_names_and_shapes_are_those_of_the_model(config):
     family = family_of(config)
     built = built_shapes(config)
-    required = {
-        tensor.name: tensor.shape for tensor in family.expected_tensors(config) if not tensor.optional
-    }
+    required = {tensor.name: tensor.shape for tensor in family.expected_tensors(config) if not tensor.optional}
     allowed = {tensor.name: tensor.shape for tensor in family.expected_tensors(config)}
     assert required.keys() <= built.keys() <= allowed.keys()
     assert built == {name: allowed[name] for name in built}

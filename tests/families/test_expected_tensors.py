@@ -158,9 +158,7 @@ def test_explicit_indexer_types_win_over_the_frequency():
 
 def test_layer_types_decide_where_experts_are():
     config = small_dsa_config(mlp_layer_types=["sparse", "dense"] * 4)
-    layers = {
-        name.split(".")[2] for name, tensor in expected(config).items() if tensor.role is Role.ROUTED_EXPERT
-    }
+    layers = {name.split(".")[2] for name, tensor in expected(config).items() if tensor.role is Role.ROUTED_EXPERT}
     assert layers == {"0", "2", "4", "6", "8"}
 
 
@@ -184,6 +182,8 @@ def test_a_tied_head_may_be_absent():
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"moe_intermediate_size": "2048"}, "moe_intermediate_size is '2048'"),
         ({"num_attention_heads": True}, "num_attention_heads is True"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"moe_layer_freq": 0}, "moe_layer_freq is 0"),
         ({"attention_bias": 1}, "attention_bias is 1"),
         ({"indexer_types": ["full"]}, "indexer_types does not have an entry for each of 8 layers"),
     ],
@@ -206,9 +206,7 @@ def test_unknown_model_types_are_generic_and_expect_nothing():
 def test_every_model_type_is_claimed_once():
     claimed = [model_type for family in FAMILIES.values() for model_type in family.model_types]
     assert len(claimed) == len(set(claimed))
-    assert {family_of({"model_type": model_type}).name for model_type in claimed} == set(FAMILIES) - {
-        "generic"
-    }
+    assert {family_of({"model_type": model_type}).name for model_type in claimed} == set(FAMILIES) - {"generic"}
 
 
 def test_dimensions_come_from_the_nested_text_config():

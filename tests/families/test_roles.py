@@ -9,9 +9,7 @@ import pytest
 from quantkit.engines.fusion import FUSED_LEAVES
 from quantkit.families import FAMILIES, NEVER_QUANTIZED, Role, family_of, text_config
 
-CONFIGS = {
-    path.stem: json.loads(path.read_text()) for path in (Path(__file__).parents[1] / "configs").glob("*.json")
-}
+CONFIGS = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parents[1] / "configs").glob("*.json")}
 KNOWN = [family for family in FAMILIES.values() if family.is_known]
 PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
 
@@ -110,9 +108,7 @@ def test_experts_and_what_may_follow_them_are_not_protected():
 
 
 def is_ignored(module: str, patterns: tuple[str, ...]) -> bool:
-    return any(
-        re.match(entry[3:], module) if entry.startswith("re:") else entry == module for entry in patterns
-    )
+    return any(re.match(entry[3:], module) if entry.startswith("re:") else entry == module for entry in patterns)
 
 
 @pytest.mark.parametrize("config", configs())

@@ -99,7 +99,7 @@ def test_zero_scale_makes_a_zero_group(code):
 
 @pytest.mark.parametrize("scales", ["search", "absmax"])
 def test_ties_of_bf16_give_the_bytes_of_the_specification(scales, assert_same_bytes):
-    # 14 steps of 2**-9 in code 7: the INT4 scale is a power of two times the FP8 scale, midway between two BF16
+    # 14 steps of 2**-9 in code 7: the INT4 scale is a power of two times the FP8 scale, midway in BF16
     codes = np.zeros((2, 512), np.uint8)
     codes[:, ::128] = [[0x0E], [0x8E]]
     codes[:, 1::128] = 0x08
@@ -161,9 +161,7 @@ def test_empty_matrices_give_empty_results():
     assert (packed.shape, scale.shape) == ((0, 16), (0, 4))
     err2, _ = fused_cpu.error_rows_values(np.zeros((0, 128), np.float32), packed, scale, group_size=32)
     assert err2.shape == (0,)
-    values = fused_cpu.dequantize_fp8(
-        np.zeros((0, 128), np.uint8), np.zeros((0, 1), np.float32), block=(1, 128)
-    )
+    values = fused_cpu.dequantize_fp8(np.zeros((0, 128), np.uint8), np.zeros((0, 1), np.float32), block=(1, 128))
     assert values.shape == (0, 128)
 
 

@@ -1,0 +1,26 @@
+# Sourced by the other scripts: the repository's own .venv, installed through scripts/constraints.txt.
+# usage: source scripts/environment.sh core|dev
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+prepare_environment() {
+  local level=$1 stamp=".venv/installed-$1"
+  if [ ! -x .venv/bin/python ]; then
+    "$(command -v python3.11 || command -v python3)" -m venv .venv
+  fi
+  if [ -f "$stamp" ] && cmp -s "$stamp" <(cat pyproject.toml scripts/constraints.txt); then
+    return
+  fi
+  local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt)
+  if [ "$level" = dev ]; then
+    "${pip[@]}" torch
+    "${pip[@]}" --editable '.[dev]'
+  else
+    "${pip[@]}" --editable .
+  fi
+  cat pyproject.toml scripts/constraints.txt > "$stamp"
+}
+
+prepare_environment "$1"
+export PATH="$PWD/.venv/bin:$PATH"

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
+ReportProgress = Callable[[int, int], None]  # called with the source bytes just finished, and those in all
 Step = Callable[[], Callable[[], None]]  # runs in a worker; what it returns runs in the calling thread
 _IN_FLIGHT_PER_JOB = 2
 

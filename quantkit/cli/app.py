@@ -1,6 +1,5 @@
 """Assembles the commands and turns every error into one line and an exit code. Imports nothing heavy."""
 
-import json
 import os
 import signal
 import sys
@@ -42,25 +41,26 @@ for _module in (convert, plan, verify, inspect, recipes):
     _module.register(app)
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM, handled like an interrupt with another exit code."""
+class _Stopped(SystemExit):
+    """A signal. Not KeyboardInterrupt, which typer would take for its own."""
 
 
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise _Terminated
+def _stop(signum: int, frame: FrameType | None) -> None:
+    raise _Stopped(INTERRUPTED if signum == signal.SIGINT else TERMINATED)
 
 
 def main() -> None:
     """Entry point. Exit codes: 0 ok, 1 a bug, 2 usage, 3 source, 4 verification, 5 does not fit, 130/143 signals."""
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGINT, _stop)
+    signal.signal(signal.SIGTERM, _stop)
     try:
         app()
     except QuantkitError as error:
         _show_error(error)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt as error:
+    except _Stopped:
         sys.stderr.write("quantkit: interrupted; nothing was published\n")
-        sys.exit(TERMINATED if isinstance(error, _Terminated) else INTERRUPTED)
+        raise
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -69,8 +69,10 @@ def main() -> None:
 def _show_error(error: QuantkitError) -> None:
     sys.stderr.write(f"quantkit: {error}\n")
     if "--json" in sys.argv:
+        from quantkit.cli import render
+
         command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
-        sys.stdout.write(json.dumps(error_document(command, error), indent=2) + "\n")
+        render.show_json(error_document(command, error))
 
 
 def error_document(command: str, error: QuantkitError) -> dict[str, Any]:

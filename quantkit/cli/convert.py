@@ -64,7 +64,7 @@ def convert(
         show_plan(made, tensor_parallel(resolved, made), num_jobs=num_jobs, as_json=as_json)
         return
     target = output or Path(f"{resolved.name}-int4")
-    with render.progress("convert", made.checkpoint.num_bytes, is_quiet=quiet) as advance:
+    with render.progress("convert", is_quiet=quiet) as advance:
         report = convert_checkpoint(
             made, target, num_jobs=num_jobs, provenance=resolved.provenance, report_progress=advance
         )

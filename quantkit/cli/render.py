@@ -1,18 +1,22 @@
 """Draws results. The only importer of rich; tables and progress on a terminal, plain lines elsewhere."""
 
-import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quantkit.threads import ReportProgress
 
 GIB = 2**30
 
 
 def show_json(document: Mapping[str, Any]) -> None:
     """The one document of ``--json``."""
+    import json
+
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -59,50 +63,43 @@ def count(number: int) -> str:
 
 
 @contextmanager
-def progress(label: str, total_bytes: int, *, is_quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Yields a function that takes the bytes just done. Bytes per second and time left, on stderr."""
-    if is_quiet or total_bytes == 0:
-        yield lambda _: None
+def progress(label: str, *, is_quiet: bool) -> "Iterator[ReportProgress]":
+    """Yields a function of the bytes just done and those in all. Bytes per second and time left, on stderr."""
+    if is_quiet:
+        yield lambda _, __: None
     elif sys.stderr.isatty() and not os.environ.get("CI"):
-        yield from _bar(label, total_bytes)
+        yield from _bar(label)
     else:
-        yield _plain_progress(label, total_bytes)
+        yield _plain_progress(label)
 
 
-def _bar(label: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+def _bar(label: str) -> "Iterator[ReportProgress]":
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
     with Progress(
         *columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
     ) as bar:
-        task = bar.add_task(label, total=total_bytes)
-        yield lambda done: bar.advance(task, done)
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, advance=done, total=total)
 
 
-def _plain_progress(label: str, total_bytes: int) -> Callable[[int], None]:
+def _plain_progress(label: str) -> "ReportProgress":
+    """A line for each tenth: what survives in a log file."""
     started = time.monotonic()
-    state = {"done": 0, "next": 10}
+    done_bytes, next_percent = 0, 10
 
-    def update(done: int) -> None:
-        state["done"] += done
-        percent = 100 * state["done"] // total_bytes
-        if percent >= state["next"]:
-            state["next"] = percent - percent % 10 + 10
+    def update(done: int, total: int) -> None:
+        nonlocal done_bytes, next_percent
+        done_bytes += done
+        percent = 100 * done_bytes // max(total, 1)
+        if percent >= next_percent:
+            next_percent = percent - percent % 10 + 10
             seconds = max(time.monotonic() - started, 1e-9)
-            left = seconds * (total_bytes - state["done"]) / max(state["done"], 1)
-            sys.stderr.write(
-                f"{label}: {percent}% of {gib(total_bytes)}, "
-                f"{state['done'] / seconds / 1e6:.0f} MB/s, {left:.0f} s left\n"
-            )
+            left = seconds * (total - done_bytes) / max(done_bytes, 1)
+            rate = done_bytes / seconds / 1e6
+            sys.stderr.write(f"{label}: {percent}% of {gib(total)}, {rate:.0f} MB/s, {left:.0f} s left\n")
 
     return update
 

@@ -37,8 +37,7 @@ def verify(
     from quantkit.verify.verify import ValueCheck, verify_output
 
     checkpoint = None if source is None else resolve_source(source).checkpoint
-    total_bytes = 0 if checkpoint is None else checkpoint.num_bytes
-    with render.progress("verify", total_bytes, is_quiet=quiet) as advance:
+    with render.progress("verify", is_quiet=quiet) as advance:
         values = None
         if checkpoint is not None:
             num_jobs = jobs or available_cores()

@@ -13,13 +13,14 @@ from quantkit.checkpoint.output import OutputDirectory, check_target
 from quantkit.checkpoint.reader import hash_file
 from quantkit.checkpoint.source import CONFIG_NAME, INDEX_NAME
 from quantkit.convert.card import model_card
-from quantkit.convert.local import Execution, ReportProgress, execute
+from quantkit.convert.local import Execution, execute
 from quantkit.errors import ResourceError, VerificationError
 from quantkit.integrity.manifest import MANIFEST_FORMAT, MANIFEST_NAME, FileRecord, write_json
 from quantkit.integrity.weight_errors import ClassError, class_errors
 from quantkit.plan.model import Plan
 from quantkit.plan.resources import check_memory, disk_bytes
 from quantkit.recipe import recipe_document
+from quantkit.threads import ReportProgress
 from quantkit.verify.report import Finding
 from quantkit.verify.structure import check_structure
 from quantkit.verify.thresholds import check_errors
@@ -46,7 +47,7 @@ def convert_checkpoint(
     *,
     num_jobs: int,
     provenance: Mapping[str, str] | None = None,
-    report_progress: ReportProgress = lambda _: None,
+    report_progress: ReportProgress = lambda _, __: None,
 ) -> ConvertReport:
     """Execute a plan and publish the output as ``target``.
 

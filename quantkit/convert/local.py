@@ -10,10 +10,8 @@ from quantkit.convert.worker import TaskReport, run_task
 from quantkit.integrity.manifest import FileRecord
 from quantkit.integrity.weight_errors import WeightError, weight_error
 from quantkit.plan.model import Action, Plan, PlannedShard
-from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks
-from quantkit.threads import Step, run_steps
-
-ReportProgress = Callable[[int], None]  # called with the source bytes that were just finished
+from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks, task_bytes_of
+from quantkit.threads import ReportProgress, Step, run_steps
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,10 +31,13 @@ def execute(
     *,
     num_jobs: int,
     task_bytes: int = TASK_BYTES,
-    report_progress: ReportProgress = lambda _: None,
+    report_progress: ReportProgress = lambda _, __: None,
 ) -> Execution:
     """Write every planned shard into ``directory``. The first error stops everything and is raised."""
-    run = _Run(plan=plan, directory=directory, task_bytes=task_bytes, report_progress=report_progress)
+    total_bytes = sum(map(task_bytes_of, plan.jobs))
+    run = _Run(
+        plan=plan, directory=directory, task_bytes=task_bytes, report_progress=report_progress, total_bytes=total_bytes
+    )
     try:
         run_steps(run.steps(), num_jobs=num_jobs, follow_ups=run.follow_ups)
     finally:
@@ -62,6 +63,7 @@ class _Run:
     directory: Path
     task_bytes: int
     report_progress: ReportProgress
+    total_bytes: int
     execution: Execution = field(default_factory=Execution)
     follow_ups: list[Step] = field(default_factory=list)
     writers: list[ShardWriter] = field(default_factory=list)
@@ -98,7 +100,7 @@ class _Run:
     def _book(self, report: TaskReport, opened: _OpenShard) -> None:
         task, execution = report.task, self.execution
         opened.num_pending -= 1
-        self.report_progress(task.source_bytes)
+        self.report_progress(task.source_bytes, self.total_bytes)
         if task.job.action == Action.INT4:
             execution.encoded_bytes += task.source_bytes
             execution.encode_seconds += report.encode_seconds

@@ -55,7 +55,7 @@ def resolve_source(source: str | None, *, recipe: str | None = None, config: Pat
         return _resolved(directory.resolve().name, open_checkpoint(directory), recipe, {})
     match = _HUB_ID.fullmatch(source)
     if match is None or source.startswith("."):
-        if "/" not in source and "." not in source.removeprefix("."):
+        if "/" not in source and not source.startswith("."):
             builtin_recipe(source)  # raises, with a near name
         raise SourceError("is not there", file=source, remedy="name a checkpoint directory, a hub id or a recipe")
     hub_id = match["id"]

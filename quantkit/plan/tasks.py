@@ -25,6 +25,13 @@ class Task:
         return (self.last - self.first) * weight.num_cols * weight.stored.spec.dtype.num_bytes
 
 
+def task_bytes_of(job: Job) -> int:
+    """Source bytes that the tasks of a job report as done."""
+    if job.action == Action.COPY:
+        return sum(job.weight.parts[part].spec.num_bytes for part in job.outputs)
+    return job.weight.stored.spec.num_bytes
+
+
 def shard_tasks(shard: PlannedShard, *, task_bytes: int = TASK_BYTES) -> Iterator[Task]:
     """Tasks of one shard in source order. Rows are never cut, so that sums over a row do not depend on the split."""
     for job in shard.jobs:

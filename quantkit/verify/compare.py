@@ -13,8 +13,8 @@ from quantkit.checkpoint.source import Checkpoint
 from quantkit.integrity.weight_errors import WeightError, weight_error
 from quantkit.layouts import compressed_tensors as ct
 from quantkit.plan.model import Action, Job, Plan
-from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks
-from quantkit.threads import Step, run_steps
+from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks, task_bytes_of
+from quantkit.threads import ReportProgress, Step, run_steps
 from quantkit.transcode import Packed, kernels_for, read_rows
 from quantkit.verify.report import Finding
 
@@ -36,15 +36,20 @@ def compare_with_source(
     *,
     is_fast: bool,
     num_jobs: int,
-    report_progress: Callable[[int], None] = lambda _: None,
+    report_progress: ReportProgress = lambda _, __: None,
 ) -> Comparison:
     """Compare every tensor; ``is_fast`` leaves out whatever needs dequantizing."""
     comparison = Comparison()
 
+    def is_included(job: Job) -> bool:
+        return job.action == Action.COPY or not is_fast
+
+    total_bytes = sum(task_bytes_of(job) for job in plan.jobs if is_included(job))
+
     def steps() -> Iterator[Step]:
         for shard in plan.shards:
             for task in shard_tasks(shard, task_bytes=TASK_BYTES):
-                if task.job.action == Action.COPY or not is_fast:
+                if is_included(task.job):
                     yield _step(task)
 
     def _step(task: Task) -> Step:
@@ -52,7 +57,7 @@ def compare_with_source(
             book = _compare(task, plan, output, comparison)
 
             def done() -> None:
-                report_progress(task.source_bytes)
+                report_progress(task.source_bytes, total_bytes)
                 book()
 
             return done

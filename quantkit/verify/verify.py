@@ -1,6 +1,6 @@
 """All checks of an output directory, collected instead of stopping at the first fault."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from quantkit.integrity.weight_errors import class_errors
 from quantkit.plan.make import make_plan
 from quantkit.plan.model import Plan
 from quantkit.recipe import parse_recipe
+from quantkit.threads import ReportProgress
 from quantkit.verify.compare import compare_with_source
 from quantkit.verify.report import Finding, VerifyReport, first_findings
 from quantkit.verify.structure import check_contract, check_files, check_specs, open_output
@@ -29,7 +30,7 @@ class ValueCheck:
     source: Checkpoint
     is_fast: bool = False
     num_jobs: int = 1
-    report_progress: Callable[[int], None] = lambda _: None
+    report_progress: ReportProgress = lambda _, __: None
 
 
 def verify_output(output: Path, values: ValueCheck | None = None) -> VerifyReport:

@@ -1,0 +1,242 @@
+"""The command line as a user meets it: exit codes in real processes, documents against their schemas."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import quantkit.cli
+
+SCHEMAS = Path(quantkit.cli.__file__).parent / "schemas"
+EXPERT = "model.layers.1.mlp.experts.2.up_proj.weight"
+
+
+def run(*arguments, cwd=None, env=None):
+    command = [sys.executable, "-c", "from quantkit.cli.app import main; main()", *map(str, arguments)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", **(env or {})}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
+
+
+def document(result, schema):
+    """The one JSON document on stdout, valid against its schema."""
+    parsed = json.loads(result.stdout)
+    jsonschema.validate(parsed, json.loads((SCHEMAS / f"{schema}.json").read_text()))
+    return parsed
+
+
+def test_the_whole_way(tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint(mtp=True).directory
+    result = run("plan", source, "--to", "int4", "--json")
+    assert result.returncode == 0, result.stderr
+    plan = document(result, "plan")
+    assert plan == document(run("convert", source, "--to", "int4", "--dry-run", "--json"), "plan")
+    assert not (tmp_path / "source-int4").exists()
+
+    result = run("convert", source, "--to", "int4", "--json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    converted = document(result, "convert")
+    output = tmp_path / "source-int4"
+    assert converted["tensor_bytes"] == plan["output"]["tensor_bytes"]
+    shards = sorted(output.glob("*.safetensors"))
+    assert sum(path.stat().st_size for path in shards) == plan["output"]["shard_bytes"]
+    largest = max(shards, key=lambda path: path.stat().st_size)
+    assert plan["output"]["largest_shard"] == {"name": largest.name, "bytes": largest.stat().st_size}
+    files = [path for path in output.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= plan["needs"]["disk_bytes"]
+
+    verified = document(run("verify", output, "--source", source, "--json"), "verify")
+    assert verified["status"] == "ok"
+    assert verified["errors"] == converted["errors"]
+    inspected = document(run("inspect", output, "--json"), "inspect")
+    assert inspected["num_bytes"] == plan["output"]["tensor_bytes"]
+    before = document(run("inspect", source, "--json"), "inspect")
+    assert inspected["num_parameters"] == before["num_parameters"]
+
+
+def test_plain_text_names_what_matters(tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint().directory
+    plan = run("plan", source, "--to", "int4")
+    assert plan.returncode == 0
+    for word in ("routed_expert", "tensors", "disk needed", "memory needed", "Tensor parallel", "glm_moe_dsa"):
+        assert word in plan.stdout
+    converted = run("convert", source, "-o", tmp_path / "out")
+    assert "verified and published" in converted.stdout
+    assert "convert: 100%" in converted.stderr
+    assert "good" in run("verify", tmp_path / "out").stdout
+    assert run("convert", source, "-o", tmp_path / "quiet", "-q").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["convert", "SOURCE", "--to", "int5"], 2),
+        (["convert", "SOURCE", "--group-size", "48"], 2),
+        (["convert", "SOURCE", "--scales", "best"], 2),
+        (["convert", "SOURCE", "--recipe", "glm-5.7"], 2),
+        (["convert", "SOURCE", "--recipe", "kimi-k2"], 2),
+        (["convert", "SOURCE", "--targets", "re:("], 2),
+        (["convert", "SOURCE", "--targets", "re:.*nothing"], 2),
+        (["convert", "SOURCE", "-o", "SOURCE"], 2),
+        (["convert", "SOURCE", "-o", "SOURCE/out"], 2),
+        (["convert", "SOURCE", "--recipe", "TYPO.yaml"], 2),
+        (["convert", "glm-5.3x"], 2),
+        (["plan"], 2),
+        (["plan", "SOURCE", "--config", "SOURCE/config.json"], 2),
+        (["recipes", "glm-9"], 2),
+        (["convert", "./nowhere"], 3),
+        (["convert", "BROKEN"], 3),
+        (["plan", "BROKEN"], 3),
+        (["inspect", "./nowhere"], 3),
+        (["plan", "--config", "./nowhere.json"], 3),
+        (["verify", "SOURCE"], 4),
+        (["convert", "no-such-org/no-such-model"], 3),
+        (["convert", "glm-5.2"], 3),
+    ],
+)
+def test_errors_are_one_line_with_a_code_and_a_document(arguments, code, tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint().directory
+    broken = tiny_checkpoint("broken", write=False)
+    broken.remove(EXPERT + "_scale_inv")
+    broken.write()
+    (tmp_path / "TYPO.yaml").write_text("version: 1\nname: x\ngroupsize: 32\n")
+    here = {path.name for path in tmp_path.iterdir()}
+    words = {"SOURCE": str(source), "BROKEN": str(broken.directory), "TYPO.yaml": str(tmp_path / "TYPO.yaml")}
+
+    def replaced(argument):
+        for word, value in words.items():
+            argument = argument.replace(word, value)
+        return argument
+
+    result = run(*map(replaced, arguments), cwd=tmp_path, env={"HF_HOME": str(tmp_path / ".hf")})
+    assert result.returncode == code, result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    assert {path.name for path in tmp_path.iterdir()} - {".hf"} == here
+    as_json = run(*map(replaced, arguments), "--json", cwd=tmp_path, env={"HF_HOME": str(tmp_path / ".hf")})
+    assert as_json.returncode == code
+    error = document(as_json, "error")["error"]
+    assert error["remedy"]
+
+
+def test_unreachable_hub_is_said_with_the_remedy(tmp_path):
+    environment = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+    result = run("plan", "glm-5.2", env=environment)
+    assert result.returncode == 3
+    assert "zai-org/GLM-5.2-FP8@main" in result.stderr
+    assert "network" in result.stderr
+
+
+def test_damaged_output_is_code_4(tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint().directory
+    assert run("convert", source, "-o", tmp_path / "out", "-q").returncode == 0
+    path = tmp_path / "out" / "model-00001-of-00002.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    result = run("verify", tmp_path / "out")
+    assert result.returncode == 4
+    assert "sha256" in result.stderr
+    assert document(run("verify", tmp_path / "out", "--json"), "verify")["status"] == "failed"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_leave_nothing(number, code, tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint(write=False)
+    # enough work to be interrupted: an unknown 2-D float tensor of 400 MB is copied
+    import torch
+
+    source.put("model.ballast", torch.zeros(100_000, 1000))
+    source.write()
+    command = [sys.executable, "-c", "from quantkit.cli.app import main; main()"]
+    process = subprocess.Popen(
+        [*command, "convert", str(source.directory), "-o", str(tmp_path / "out")], stderr=subprocess.PIPE, text=True
+    )
+    partial = tmp_path / "out.partial"
+    deadline = time.monotonic() + 60
+    while not list(partial.glob("*.safetensors")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    assert "Traceback" not in stderr
+    assert not partial.exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_partial_directory_of_a_killed_run_is_replaced(tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint().directory
+    partial = tmp_path / "out.partial"
+    partial.mkdir()
+    (partial / ".quantkit-lock").write_text("")
+    (partial / "model-00001-of-00002.safetensors").write_bytes(b"half")
+    assert run("convert", source, "-o", tmp_path / "out", "-q").returncode == 0
+    assert not partial.exists()
+    assert run("verify", tmp_path / "out").returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["recipes"], ["convert", "--help"], ["--version"]])
+def test_help_and_recipes_import_nothing_heavy(arguments):
+    code = (
+        "import sys, atexit\n"
+        "def check():\n"
+        "    bad = {'torch', 'numba', 'transformers', 'numpy', 'pydantic', 'huggingface_hub'} & set(sys.modules)\n"
+        "    sys.stderr.write('IMPORTED ' + str(sorted(bad)))\n"
+        "atexit.register(check)\n"
+        "from quantkit.cli.app import main\n"
+        f"sys.argv = ['quantkit', *{arguments!r}]\n"
+        "main()\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.endswith("IMPORTED []"), result.stderr
+
+
+def test_every_command_has_help_with_an_example():
+    commands = ["convert", "plan", "verify", "inspect", "recipes"]
+    assert all(command in run("--help").stdout for command in commands)
+    for command in commands:
+        assert "Example: quantkit " + command in run(command, "--help").stdout
+
+
+def test_options_are_frozen():
+    """A change of the command line is a decision: change this list with it."""
+    import re
+
+    found = {}
+    for command in ("convert", "plan", "verify", "inspect", "recipes"):
+        text = run(command, "--help", env={"COLUMNS": "200"}).stdout
+        found[command] = sorted(
+            set(re.findall(r"(?<=[ /])--?[a-z][a-z-]*", text.split("Options:")[1])) - {"--help", "-h"}
+        )
+    golden = Path(__file__).parent.parent / "golden" / "options.json"
+    assert found == json.loads(golden.read_text())
+
+
+def test_recipes_are_printed_as_written_and_as_a_document():
+    listed = document(run("recipes", "--json"), "recipes")["recipes"]
+    assert len(listed) == 12
+    for name in ("glm-5.2", "kimi-k2.5"):
+        assert any(one["name"] == name for one in listed)
+        assert "version: 1" in run("recipes", name).stdout
+        assert document(run("recipes", name, "--json"), "recipes")["recipe"]["name"] == name
+
+
+def test_recipe_file_and_overrides_end_up_in_the_manifest(tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint().directory
+    text = run("recipes", "glm-5.2").stdout.replace("name: glm-5.2", "name: mine")
+    (tmp_path / "mine.yaml").write_text(text)
+    options = ["--recipe", tmp_path / "mine.yaml", "--group-size", "64", "--positive-scales", "--scales", "absmax"]
+    assert run("convert", source, "-o", tmp_path / "out", "-q", *options).returncode == 0
+    recipe = json.loads((tmp_path / "out" / "conversion.json").read_text())["recipe"]
+    assert (recipe["name"], recipe["group_size"], recipe["signed_scales"], recipe["scales"]) == (
+        "mine",
+        64,
+        False,
+        "absmax",
+    )

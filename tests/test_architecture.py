@@ -1,0 +1,91 @@
+"""Layers import downward only; every unit has its place; files stay small, or say here why not."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# lowest first; units of one level do not know each other
+LAYERS = [
+    {"errors", "__init__"},
+    {"registry", "tensors", "threads", "recipe_files"},
+    {"checkpoint", "numerics"},
+    {"codecs", "families", "integrity"},
+    {"layouts", "engines"},
+    {"recipe", "transcode"},
+    {"plan"},
+    {"verify"},
+    {"convert"},
+    {"cli"},
+]
+LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
+MAX_LINES = 300
+LONG_FILES: dict[str, str] = {}  # path to reason
+
+
+def modules() -> list[Path]:
+    return sorted((ROOT / "quantkit").rglob("*.py"))
+
+
+def unit_of(path: Path) -> str:
+    return path.relative_to(ROOT / "quantkit").parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Dotted names that a file imports, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_units_import_downward_only(path: Path) -> None:
+    unit = unit_of(path)
+    assert unit in LEVEL, f"{unit} is not placed in LAYERS"
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] != "quantkit" or len(parts) == 1:
+            continue
+        other = parts[1]
+        if other in {"__version__", unit}:
+            continue
+        assert other in LEVEL, f"{path}: {name}"
+        assert LEVEL[other] < LEVEL[unit], f"{path} imports {name}, which is not below it"
+
+
+def test_kernels_import_nothing_of_ours() -> None:
+    for path in (ROOT / "kernels").rglob("*.py"):
+        assert not [name for name in imports(path) if name.split(".")[0] == "quantkit"], path
+
+
+def test_kernels_is_a_source_root_and_no_package() -> None:
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+
+
+def test_the_conversion_path_imports_no_torch() -> None:
+    for path in modules():
+        assert not {"torch", "transformers", "safetensors"} & {name.split(".")[0] for name in imports(path)}, path
+
+
+@pytest.mark.parametrize("folder", ["quantkit", "kernels", "scripts", "tests"])
+def test_files_are_small(folder: str) -> None:
+    for path in (ROOT / folder).rglob("*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        num_lines = len(path.read_text().splitlines())
+        if folder != "tests":
+            assert num_lines <= MAX_LINES or name in LONG_FILES, f"{name} has {num_lines} lines"
+
+
+def test_the_root_holds_what_it_may() -> None:
+    allowed = {"pyproject.toml", "quantkit", "kernels", "recipes", "scripts", "tests"}
+    allowed |= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"}
+    import subprocess
+
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {name.split("/")[0] for name in tracked.splitlines() if not name.startswith(".")} <= allowed

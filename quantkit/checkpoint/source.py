@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,7 +33,7 @@ class Shard:
     tensors: tuple[StoredTensor, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """What a checkpoint directory holds. ``tensors`` maps every name to where it is stored."""
 
@@ -43,7 +44,7 @@ class Checkpoint:
     tensors: Mapping[str, StoredTensor]
     sidecars: Sidecars
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """Bytes of all tensors, headers not counted."""
         return sum(tensor.spec.num_bytes for tensor in self.tensors.values())

@@ -49,7 +49,7 @@ def plan_document(plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int) -> dict
                 "source_bytes": part.source_bytes,
                 "output_bytes": part.output_bytes,
             }
-            for part in plan.parts()
+            for part in plan.parts
         ],
         "quantized_share": quantized_share(plan),
         "rules": [{"rule": rule.rule, "action": rule.action, "num_weights": rule.num_weights} for rule in plan.rules],

@@ -38,7 +38,7 @@ def _show_parts(plan: Plan) -> None:
             render.gib(part.source_bytes),
             render.gib(part.output_bytes),
         ]
-        for part in plan.parts()
+        for part in plan.parts
     ]
     render.show_table(
         f"Plan: {plan.family}, recipe {plan.recipe.name}, INT4 groups of {plan.target.group_size}",

@@ -22,7 +22,7 @@ def show_conversion(report: ConvertReport, *, as_json: bool) -> None:
             render.gib(part.source_bytes),
             render.gib(part.output_bytes),
         ]
-        for part in plan.parts()
+        for part in plan.parts
     ]
     render.show_table(
         f"Converted to {report.output}", ["part", "action", "weights", "source size", "output size"], rows

@@ -23,7 +23,7 @@ def model_card(plan: Plan, classes: Sequence[ClassError], provenance: Mapping[st
         *(
             f"| {part.role} | {part.codec} {part.action} | {part.num_weights} "
             f"| {part.source_bytes} | {part.output_bytes} |"
-            for part in plan.parts()
+            for part in plan.parts
         ),
     ]
     if classes:

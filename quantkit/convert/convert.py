@@ -166,7 +166,7 @@ def manifest_document(
                 "source_bytes": part.source_bytes,
                 "output_bytes": part.output_bytes,
             }
-            for part in plan.parts()
+            for part in plan.parts
         ],
         "errors": {
             role: {

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from quantkit.checkpoint.header import encode_header
@@ -38,7 +39,7 @@ class Job:
         return sum(spec.num_bytes for _, spec in self.outputs.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PlannedShard:
     """One output file: its jobs in source order, its tensors in file order."""
 
@@ -46,12 +47,13 @@ class PlannedShard:
     jobs: tuple[Job, ...]
     specs: Mapping[str, TensorSpec]
 
-    @property
+    @cached_property
     def tensor_bytes(self) -> int:
         return sum(spec.num_bytes for spec in self.specs.values())
 
-    @property
+    @cached_property
     def file_bytes(self) -> int:
+        """Header included."""
         return len(encode_header(self.specs, METADATA)) + self.tensor_bytes
 
 
@@ -77,7 +79,7 @@ class PartTotal:
     output_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Complete and checked. ``config`` is the output's config.json, ``documents`` the other small files."""
 
@@ -109,6 +111,7 @@ class Plan:
         """Tensor name to shard name, sorted by tensor name."""
         return dict(sorted((name, shard.name) for shard in self.shards for name in shard.specs))
 
+    @cached_property
     def parts(self) -> tuple[PartTotal, ...]:
         """Totals by role, action and source codec, largest output first."""
         groups: dict[tuple[Role, Action, str], list[Job]] = defaultdict(list)

@@ -1,0 +1,136 @@
+"""A hub repository is fetched by the real client from a local server, and converts like a directory."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.convert.helpers import convert, directory_bytes
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REPOSITORY = "zai-org/GLM-5.2-FP8"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The part of the hub's protocol that a download needs; ``status`` for every request, where it is not 200."""
+
+    directory: Path
+    status = 200
+    error_code = ""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self.answer(with_body=True)
+
+    def answer(self, *, with_body: bool) -> None:
+        if self.status != 200:
+            self.reply(self.status, b"{}", with_body, {"X-Error-Code": self.error_code})
+        elif self.path.startswith(f"/api/models/{REPOSITORY}/revision/"):
+            names = sorted(path.name for path in self.directory.iterdir())
+            info = {
+                "_id": "1",
+                "id": REPOSITORY,
+                "sha": COMMIT,
+                "private": False,
+                "tags": [],
+                "downloads": 0,
+                "likes": 0,
+            }
+            info["siblings"] = [{"rfilename": name} for name in names]
+            self.reply(200, json.dumps(info).encode(), with_body, {"Content-Type": "application/json"})
+        elif self.path.startswith(f"/api/models/{REPOSITORY}/tree/{COMMIT}"):
+            files = [(path.name, path.stat().st_size) for path in sorted(self.directory.iterdir())]
+            tree = [{"type": "file", "oid": "0" * 40, "size": size, "path": name} for name, size in files]
+            self.reply(200, json.dumps(tree).encode(), with_body, {"Content-Type": "application/json"})
+        elif self.path.startswith(f"/{REPOSITORY}/resolve/{COMMIT}/"):
+            content = (self.directory / self.path.rpartition("/")[2]).read_bytes()
+            etag = hashlib.sha256(content).hexdigest()
+            self.reply(200, content, with_body, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
+        else:
+            self.reply(404, b"{}", with_body, {"X-Error-Code": "EntryNotFound"})
+
+    def reply(self, status: int, body: bytes, with_body: bool, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+
+@pytest.fixture
+def hub(tiny_checkpoint):
+    source = tiny_checkpoint("hub-files")
+    (source.directory / "pytorch_model.bin").write_bytes(b"never fetched")
+    handler = type("Handler", (Hub,), {"directory": source.directory})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield handler, f"http://127.0.0.1:{server.server_port}", source
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def run(endpoint, tmp_path, *arguments):
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_secret_token", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    command = [sys.executable, "-c", "from quantkit.cli.app import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("source", ["glm-5.2", REPOSITORY, f"{REPOSITORY}@main"])
+def test_recipe_and_hub_id_convert_what_the_hub_holds(source, hub, tmp_path):
+    _, endpoint, files = hub
+    result = run(endpoint, tmp_path, "convert", source, "--to", "int4", "-q", "-o", tmp_path / "out")
+    assert result.returncode == 0, result.stderr
+    (files.directory / "pytorch_model.bin").unlink()
+    convert(files.directory, tmp_path / "direct")
+    fetched, direct = directory_bytes(tmp_path / "out"), directory_bytes(tmp_path / "direct")
+    for name in fetched.keys() - {"conversion.json", "README.md"}:
+        assert fetched[name] == direct[name], name
+    assert fetched.keys() == direct.keys()
+    manifest = json.loads(fetched["conversion.json"])
+    assert (manifest["source"]["hub_id"], manifest["source"]["commit"]) == (REPOSITORY, COMMIT)
+    assert manifest["recipe"]["name"] == "glm-5.2"
+
+
+def test_default_output_is_named_after_the_recipe_or_repository(hub, tmp_path):
+    _, endpoint, _ = hub
+    assert run(endpoint, tmp_path, "convert", "glm-5.2", "-q").returncode == 0
+    assert (tmp_path / "glm-5.2-int4").is_dir()
+    assert run(endpoint, tmp_path, "convert", REPOSITORY, "-q").returncode == 0
+    assert (tmp_path / "GLM-5.2-FP8-int4").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("status", "error_code", "words"),
+    [
+        (404, "RepoNotFound", "no such repository"),
+        (404, "RevisionNotFound", "no such revision"),
+        (401, "RepoNotFound", "no such repository, or it is private"),
+        (403, "GatedRepo", "gated"),
+        (403, "", "cannot be fetched"),
+        (500, "", "cannot be fetched"),
+    ],
+)
+def test_refusals_of_the_hub_are_said_clearly(status, error_code, words, hub, tmp_path):
+    handler, endpoint, _ = hub
+    handler.status, handler.error_code = status, error_code
+    result = run(endpoint, tmp_path, "convert", "glm-5.2", "-q")
+    assert result.returncode == 3, result.stderr
+    assert words in result.stderr
+    assert "hf_secret_token" not in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "glm-5.2-int4").exists()

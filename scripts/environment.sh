@@ -9,9 +9,11 @@ prepare_environment() {
   if [ ! -x .venv/bin/python ]; then
     "$(command -v python3.11 || command -v python3)" -m venv .venv
   fi
-  if [ -f "$stamp" ] && cmp -s "$stamp" <(cat pyproject.toml scripts/constraints.txt); then
-    return
-  fi
+  for done in "$stamp" .venv/installed-dev; do
+    if [ -f "$done" ] && cmp -s "$done" <(cat pyproject.toml scripts/constraints.txt); then
+      return
+    fi
+  done
   local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt)
   if [ "$level" = dev ]; then
     "${pip[@]}" torch

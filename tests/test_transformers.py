@@ -92,7 +92,6 @@ def test_output_loads_in_transformers_and_search_beats_absmax(tmp_path):
             convert(here / "source", here / scales, scales=scales)
             got = log_probabilities(here / scales, tokens)
             found.append((reference.exp() * (reference - got)).sum(-1).mean().item())
-    print(divergence)
     assert max(divergence["search"]) < 0.01
     assert sum(divergence["search"]) <= 0.9 * sum(divergence["absmax"])
     assert min(divergence["search"]) > 1e-6  # something was quantized

@@ -4,7 +4,7 @@ The config decides the block size; a tensor's dtype and the presence of a scale 
 block size guessed from shapes is wrong as soon as an edge is ragged.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,16 +28,13 @@ class SourceForm:
 
 def source_form(section: Mapping[str, Any]) -> SourceForm:
     """The form that a ``quantization_config`` (or ModelOpt section) declares; an empty section is plain floats."""
-    if not section:
-        return SourceForm(method="none")
     method = str(section.get("quant_method", "")).lower()
-    if method == "fp8":
-        return _fp8(section)
-    if method == "compressed-tensors":
-        return _compressed_tensors(section)
-    if method.startswith("modelopt") or "quant_algo" in section:
-        return _modelopt(section)
-    raise _unsupported(f"quant_method {method or 'missing'!r}")
+    if method.startswith("modelopt") or (not method and "quant_algo" in section):
+        method = "modelopt"
+    method = method if section else "none"
+    if method not in SOURCE_METHODS:
+        raise _unsupported(f"quant_method {method!r}" if method else "a section without quant_method")
+    return SOURCE_METHODS[method].read(section)
 
 
 def _unsupported(what: str, remedy: str = _UNSUPPORTED_REMEDY) -> SourceError:
@@ -124,3 +121,28 @@ def _group_size(weights: Mapping[str, Any], name: str) -> int:
     if type(size) is not int or size <= 0:
         raise _unsupported(f"config_groups.{name} with group_size {size!r}")
     return size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceMethod:
+    """How one ``quant_method`` is read, and what it stands for, in words."""
+
+    read: Callable[[Mapping[str, Any]], SourceForm]
+    forms: tuple[str, ...]
+
+
+SOURCE_METHODS: Mapping[str, SourceMethod] = {
+    "none": SourceMethod(read=lambda _: SourceForm(method="none"), forms=("BF16, FP16 or FP32 weights",)),
+    "fp8": SourceMethod(
+        read=_fp8,
+        forms=("E4M3 in the blocks of `weight_block_size` (DeepSeek style), ragged edges included", "E4M3 per tensor"),
+    ),
+    "compressed-tensors": SourceMethod(
+        read=_compressed_tensors,
+        forms=(
+            "E4M3 per block, channel or tensor (`float-quantized`)",
+            "symmetric INT4 in groups (`pack-quantized`): passed through bit for bit",
+        ),
+    ),
+    "modelopt": SourceMethod(read=_modelopt, forms=("E4M3 per tensor or channel, also from `hf_quant_config.json`",)),
+}

@@ -1,0 +1,58 @@
+"""The README's quickstart runs, its commands are all there, and the package that it installs is whole."""
+
+import re
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from quantkit.cli.app import app
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_quickstart_runs_as_the_readme_says(tmp_path):
+    assert "```sh\nscripts/quickstart\n```" in README
+    result = subprocess.run(
+        [ROOT / "scripts" / "quickstart", tmp_path / "q"], capture_output=True, text=True, check=False, timeout=600
+    )
+    assert result.returncode == 0, result.stderr
+    for words in ("$ quantkit plan", "verified and published", "good (", "# INT4 of a local checkpoint"):
+        assert words in result.stdout
+    assert (tmp_path / "q" / "glm-5.2-int4" / "conversion.json").is_file()
+
+
+def test_every_command_is_in_the_readme():
+    commands = [command.name for command in app.registered_commands]
+    assert len(commands) >= 5
+    for command in commands:
+        assert f"quantkit {command}" in README, command
+
+
+def test_files_and_options_that_the_readme_names_exist():
+    for name in set(re.findall(r"`((?:scripts|quantkit|tests|recipes)/[\w./-]*)`", README)):
+        assert (ROOT / name).exists(), name
+    help_texts = (ROOT / "tests" / "golden" / "options.json").read_text()
+    for option in set(re.findall(r"`(--[a-z-]+)", README)):
+        assert f'"{option}"' in help_texts or option == "--help", option
+
+
+def test_wheel_holds_both_packages_recipes_and_schemas(tmp_path, monkeypatch):
+    from hatchling.build import build_wheel
+
+    monkeypatch.chdir(ROOT)
+    with zipfile.ZipFile(tmp_path / build_wheel(str(tmp_path))) as wheel:
+        names = set(wheel.namelist())
+    for name in (
+        "quantkit/cli/app.py",
+        "quantkit/cli/schemas/plan.json",
+        "quantkit/_recipes/glm-5.2.yaml",
+        "quantkit/py.typed",
+        "quantkit_kernels/__init__.py",
+        "quantkit_kernels/py.typed",
+    ):
+        assert name in names, name
+    assert not [name for name in names if name.startswith(("tests", "scripts", "kernels"))]

@@ -70,11 +70,35 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v3": {"architectures": ["DeepseekV3ForCausalLM"], **_MLA, "num_nextn_predict_layers": 0},
     "kimi_k2": {"architectures": ["DeepseekV3ForCausalLM"], **_MLA, "num_nextn_predict_layers": 0},
+    "glm4_moe_lite": {"architectures": ["Glm4MoeLiteForCausalLM"], **_MLA, "num_nextn_predict_layers": 0},
+    "deepseek_v32": {
+        "architectures": ["DeepseekV32ForCausalLM"],
+        **_MLA,
+        "index_n_heads": 2,
+        "index_head_dim": 32,
+        "index_topk": 16,
+        "num_nextn_predict_layers": 0,
+    },
+}
+_VISION = {
+    "vt_hidden_size": 32,
+    "vt_intermediate_size": 64,
+    "vt_num_hidden_layers": 1,
+    "init_pos_emb_height": 4,
+    "init_pos_emb_width": 4,
+    "patch_size": 2,
+    "merge_kernel_size": [2, 2],
+    "mm_hidden_size": 32,
+    "text_hidden_size": HIDDEN,
 }
 
 
 def tiny_config(model_type: str, **changes: Any) -> dict[str, Any]:
     """config.json of a tiny model of a family, without a quantization section."""
+    if model_type == "kimi_k25":
+        text = tiny_config("kimi_k2", **changes)
+        names = ["KimiK25ForConditionalGeneration"]
+        return {"model_type": model_type, "architectures": names, "text_config": text, "vision_config": _VISION}
     return {"model_type": model_type, "dtype": "bfloat16", **_COMMON, **_FAMILIES[model_type], **changes}
 
 
@@ -168,9 +192,10 @@ def write_checkpoint(
     """A checkpoint with the switches named; ``source_format``: fp8_block, fp8_channel, fp8_tensor, modelopt, bf16,
     f16, f32, int4_native."""
     config = tiny_config(model_type, **(config_changes or {}))
+    text = config.get("text_config", config)
     if mtp:
-        config["num_nextn_predict_layers"] = 1
-    config |= _quantization(source_format)
+        text["num_nextn_predict_layers"] = 1
+    text |= _quantization(source_format)  # where the published checkpoints keep it
     family = FAMILIES["deepseek_v3" if model_type == "kimi_k2" else model_type]
     generator = torch.Generator().manual_seed(seed)
     checkpoint = TinyCheckpoint(directory, config)
@@ -240,7 +265,6 @@ def _quantization(source_format: str) -> dict[str, Any]:
             "re:.*self_attn.*",
             "re:.*shared_experts.*",
             "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
-            "re:.*mlp\\.gate$",
         ]
         section = {
             "quant_method": "compressed-tensors",

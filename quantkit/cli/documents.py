@@ -103,6 +103,7 @@ def verify_document(report: VerifyReport) -> dict[str, Any]:
         "checks": list(report.checks),
         "num_tensors": report.num_tensors,
         "errors": [_class_document(one) for one in report.classes],
+        "weights": [{"name": one.name, "role": one.role, "relative_error": one.relative} for one in report.errors],
         "findings": [_finding_document(finding) for finding in report.findings],
     }
 

@@ -12,7 +12,10 @@ from quantkit.plan.binding import Binding
 from quantkit.verify.report import Finding
 
 _CHECK = "config and tensors"
-_NOT_LINEAR = {Role.EMBEDDING, Role.NORM, Role.ROUTER_BIAS}
+# modules for which engines consult the config; router, head, eh_proj and vision are built without it
+_CONSULTED = {
+    *(Role.ROUTED_EXPERT, Role.SHARED_EXPERT, Role.DENSE_MLP, Role.ATTENTION, Role.KV_B, Role.INDEXER, Role.LINEAR),
+}
 
 
 def check_config(section: Mapping[str, Any], binding: Binding, family: Family) -> Iterator[Finding]:
@@ -31,13 +34,13 @@ def check_config(section: Mapping[str, Any], binding: Binding, family: Family) -
         elif isinstance(weight.codec, PackedInt4):
             if is_ignored(weight.module):
                 yield Finding(check=_CHECK, message="is INT4, but the config ignores it", tensor=weight.name)
-        elif _is_linear(weight, family) and not is_ignored(weight.module):
+        elif _is_consulted(weight, family) and not is_ignored(weight.module):
             yield Finding(check=_CHECK, message="is a plain Linear that the config makes INT4", tensor=weight.name)
 
 
-def _is_linear(weight: Weight, family: Family) -> bool:
+def _is_consulted(weight: Weight, family: Family) -> bool:
     is_matrix = len(weight.shape) == 2 and weight.name.endswith(".weight")
-    return is_matrix and family.role_of(weight.name) not in _NOT_LINEAR
+    return is_matrix and family.role_of(weight.name) in _CONSULTED
 
 
 def _matcher(entries: Any) -> Any:

@@ -53,6 +53,7 @@ def test_the_whole_way(tiny_checkpoint, tmp_path):
     verified = document(run("verify", output, "--source", source, "--json"), "verify")
     assert verified["status"] == "ok"
     assert verified["errors"] == converted["errors"]
+    assert len(verified["weights"]) == sum(one["num_weights"] for one in verified["errors"])
     inspected = document(run("inspect", output, "--json"), "inspect")
     assert inspected["num_bytes"] == plan["output"]["tensor_bytes"]
     before = document(run("inspect", source, "--json"), "inspect")

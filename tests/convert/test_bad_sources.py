@@ -366,16 +366,27 @@ def test_unquantized_experts_beside_native_int4_need_the_same_group(tiny_checkpo
     convert(source.directory, tmp_path / "out")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_full_disk(tiny_checkpoint, tmp_path):
-    source = tiny_checkpoint()
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB, where this container allows to mount one."""
     mount = tmp_path / "small"
     mount.mkdir()
-    if os.system(f"mount -t tmpfs -o size=1m tmpfs {mount}") != 0:
+    if os.system(f"mount -t tmpfs -o size=1m tmpfs {mount} 2>/dev/null") != 0:
         pytest.skip("no mount in this container")
-    try:
-        with pytest.raises(ResourceError, match="GiB are free"):
-            convert(source.directory, mount / "out")
-        assert list(mount.iterdir()) == []
-    finally:
-        os.system(f"umount {mount}")
+    yield mount
+    os.system(f"umount {mount}")
+
+
+def test_disk_that_is_too_small_is_refused_before_the_work(tiny_checkpoint, small_disk):
+    with pytest.raises(ResourceError, match="GiB are free") as caught:
+        convert(tiny_checkpoint().directory, small_disk / "out")
+    assert caught.value.exit_code == 5
+    assert list(small_disk.iterdir()) == []
+
+
+def test_disk_that_fills_up_during_the_work(tiny_checkpoint, small_disk, monkeypatch):
+    monkeypatch.setattr("quantkit.convert.convert.free_bytes", lambda _: 1 << 50)
+    with pytest.raises(ResourceError, match="No space left") as caught:
+        convert(tiny_checkpoint().directory, small_disk / "out")
+    assert caught.value.exit_code == 5
+    assert list(small_disk.iterdir()) == []

@@ -10,7 +10,7 @@ from tests.convert.helpers import convert, directory_bytes, load_output, oracle_
 from tests.tiny import BLOCK, EXPERTS, FP8, HIDDEN, expand, quantize_fp8_blocks
 
 FORMS = ["fp8_block", "fp8_channel", "fp8_tensor", "modelopt", "bf16", "f16", "f32"]
-FAMILIES = ["glm_moe_dsa", "glm4_moe", "deepseek_v3", "kimi_k2"]
+FAMILIES = ["glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25"]
 
 
 def check_against_oracle(source, output, group_size=32):
@@ -46,7 +46,8 @@ def test_every_family_and_group_size_gives_the_oracles_bytes(model_type, group_s
     convert(source.directory, tmp_path / "out", scales="absmax", group_size=group_size)
     check_against_oracle(source, load_output(tmp_path / "out"), group_size)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    weights = config["quantization_config"]["config_groups"]["group_0"]["weights"]
+    assert ("quantization_config" in config) == (model_type != "kimi_k25")
+    weights = config.get("text_config", config)["quantization_config"]["config_groups"]["group_0"]["weights"]
     assert weights["group_size"] == group_size
     assert weights["actorder"] is None
 
@@ -142,6 +143,29 @@ def test_e8m0_scales_stored_as_bytes_are_decoded_alike(tiny_checkpoint, tmp_path
     check_against_oracle(source, load_output(tmp_path / "out"))
 
 
+@pytest.mark.parametrize("group_size", [32, 64])
+def test_mxfp8_blocks_of_one_row_and_32_columns(group_size, tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint(write=False)
+    source.config["quantization_config"]["weight_block_size"] = [1, 32]
+    for tensors in source.shards.values():
+        for name in [name for name in tensors if name.endswith("weight_scale_inv")]:
+            weight_name = name.removesuffix("_scale_inv")
+            rows, cols = source.tensor(weight_name).shape
+            weight = source.decoded[weight_name] * torch.logspace(-2, 0, cols)  # neighbouring blocks differ
+            _, scale = quantize_fp8_blocks(weight, (1, 32))
+            exponent = torch.ceil(torch.log2(scale))
+            grid = expand(torch.exp2(exponent), rows, cols, (1, 32))
+            codes = (weight / grid).to(FP8)
+            source.put(weight_name, codes)
+            tensors[name] = (exponent + 127).to(torch.uint8)
+            source.decoded[weight_name] = codes.float() * grid
+    source.write()
+    absmax = convert(source.directory, tmp_path / "out", scales="absmax", group_size=group_size)
+    check_against_oracle(source, load_output(tmp_path / "out"), group_size)
+    search = convert(source.directory, tmp_path / "search", group_size=group_size)
+    assert search.classes[0].relative < 0.95 * absmax.classes[0].relative
+
+
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
 def test_nested_prefixes_are_kept(prefix, tiny_checkpoint, tmp_path):
     plain = tiny_checkpoint("plain")
@@ -182,8 +206,9 @@ def test_group_that_does_not_divide_is_refused_for_known_experts(tiny_checkpoint
     assert not (tmp_path / "out").exists()
 
 
-def test_native_int4_passes_through_bit_for_bit(tiny_checkpoint, tmp_path):
-    source = tiny_checkpoint(model_type="kimi_k2", source_format="int4_native")
+@pytest.mark.parametrize("model_type", ["kimi_k2", "kimi_k25"])
+def test_native_int4_passes_through_bit_for_bit(model_type, tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint(model_type=model_type, source_format="int4_native")
     report = convert(source.directory, tmp_path / "out")
     output = load_output(tmp_path / "out")
     stored = {name: tensor for shard in source.shards.values() for name, tensor in shard.items()}

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 
 from quantkit.errors import RecipeError
 from quantkit.families import FAMILIES, NEVER_QUANTIZED, Role
+from quantkit.patterns import is_matched
 from quantkit.recipe_files import read_recipe_document, recipe_paths, recipes_directory
 
 Action = Literal["int4", "keep"]
@@ -61,9 +62,7 @@ class Rule(_Strict):
         """Whether the rule speaks of this module."""
         if self.pattern is None:
             return role is self.role
-        if self.pattern.startswith("re:"):
-            return re.match(self.pattern[3:], module) is not None
-        return self.pattern == module
+        return is_matched(self.pattern, module)
 
     def __str__(self) -> str:
         return f"role {self.role}" if self.pattern is None else f"pattern {self.pattern}"

@@ -4,18 +4,12 @@ Threads and not processes: the kernels release the GIL, so that one process with
 cores busy. What is in flight is bounded, so memory does not grow with the work.
 """
 
-import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 ReportProgress = Callable[[int, int], None]  # called with the source bytes just finished, and those in all
 Step = Callable[[], Callable[[], None]]  # runs in a worker; what it returns runs in the calling thread
 _IN_FLIGHT_PER_JOB = 2
-
-
-def available_cores() -> int:
-    """Cores that this process may use: a container's or a cpuset's, not the machine's."""
-    return len(os.sched_getaffinity(0))
 
 
 def run_steps(steps: Iterable[Step], *, num_jobs: int, follow_ups: list[Step] | None = None) -> None:

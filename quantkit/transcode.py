@@ -1,7 +1,7 @@
-"""Rows of stored source parts -> rows of stored output tensors; the one place that chooses reference or numba.
+"""Rows of stored source parts -> rows of stored output parts; the one place that chooses reference or numba.
 
-The composition codec -> encoder -> packing is the specification. ``FUSED_CPU`` holds optimisations that give the
-same bytes in one pass; a missing key falls back. Legend: R rows, C columns, G groups, W packed words.
+The composition codec -> encoder -> layout is the specification. ``FUSED_CPU`` holds optimisations that give the same
+bytes in one pass; a missing key falls back. Legend: R rows, C columns, G groups, W packed words.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.reader import read_tensor
+from quantkit.codecs.codec import Array, Parts
 from quantkit.codecs.fp8_block import Fp8Block, scale_values
 from quantkit.codecs.int4_group import Int4Group
-from quantkit.codecs.weight import Array, Parts, Weight
-from quantkit.layouts import compressed_tensors as ct
+from quantkit.layouts.layout import Layout, Stored
 from quantkit.numerics import bfloat16, grid, metrics
 from quantkit.tensors import BF16, F16, F32, TensorSpec
+from quantkit.weights.weight import Weight
 
-Packed = tuple[NDArray[np.int32], NDArray[np.uint16]]  # packed_RW, scale_RG
 RowSums = tuple[NDArray[np.float64], NDArray[np.float64]]  # squared error and squared weight, of each row
 
 
@@ -32,18 +32,22 @@ class Rows:
     first_row: int
     parts: Parts
 
+    def first(self, num_rows: int) -> "Rows":
+        """The first few of these rows."""
+        parts = {name: array[:num_rows] if name == self.weight.main else array for name, array in self.parts.items()}
+        return Rows(weight=self.weight, first_row=self.first_row, parts=parts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """One implementation of the four steps. ``is_clean`` may be quick, ``codec.check_values`` finds the place."""
+    """One implementation of what is done with rows; ``encode`` gives the layout's parts that have rows."""
 
-    is_clean: Callable[[Rows], bool]
-    quantize: Callable[[Rows, Int4Group], Packed]
+    encode: Callable[[Rows, Int4Group, Layout], Stored]
     to_bf16: Callable[[Rows], NDArray[np.uint16]]
-    row_sums: Callable[[Rows, Packed, Int4Group], RowSums]
+    row_sums: Callable[[Rows, Stored, Int4Group, Layout], RowSums]
 
 
-def read_rows(weight: Weight, first_row: int, last_row: int, *, use_fused: bool = True) -> Rows:
+def read_rows(weight: Weight, first_row: int, last_row: int) -> Rows:
     """Rows ``[first_row, last_row)`` from the file, scales as float32 blocks. Raises SourceError for bad values."""
     stored = weight.stored
     matrix = TensorSpec(stored.spec.dtype, (weight.num_rows, weight.num_cols))
@@ -51,11 +55,10 @@ def read_rows(weight: Weight, first_row: int, last_row: int, *, use_fused: bool 
     parts: dict[str, Array] = {weight.main: read_tensor(span)}
     if isinstance(weight.codec, Fp8Block):
         parts["scale"] = _read_scale(weight, weight.codec)
-    rows = Rows(weight=weight, first_row=first_row, parts=parts)
-    if not kernels_for(weight, use_fused=use_fused).is_clean(rows):
-        weight.codec.check_values(weight, parts, first_row)
-    weight.codec.check_scale(weight, parts, first_row)
-    return rows
+    problem = weight.codec.problem(parts, first_row)
+    if problem is not None:
+        weight.fail(problem)
+    return Rows(weight=weight, first_row=first_row, parts=parts)
 
 
 def check_copied(weight: Weight, part: str, raw: NDArray[np.uint8], first_byte: int) -> None:
@@ -76,10 +79,9 @@ def check_copied(weight: Weight, part: str, raw: NDArray[np.uint8], first_byte: 
         weight.fail(f"{weight.parts[part].name} holds {values[place]} at [{where}]")
 
 
-def kernels_for(weight: Weight, *, use_fused: bool = True) -> Kernels:
-    """The fused kernels of this weight's storage format, or the specification."""
-    fused = FUSED_CPU.get(weight.codec.name) if use_fused else None
-    return COMPOSED if fused is None else fused
+def kernels_for(weight: Weight, layout: Layout) -> Kernels:
+    """The fused kernels from this storage format into this layout, or the specification."""
+    return FUSED_CPU.get((weight.codec.name, layout.name), COMPOSED)
 
 
 def _read_scale(weight: Weight, codec: Fp8Block) -> NDArray[np.float32]:
@@ -95,77 +97,66 @@ def _read_scale(weight: Weight, codec: Fp8Block) -> NDArray[np.float32]:
     return scale_BB
 
 
-def _is_clean(rows: Rows) -> bool:
-    return False  # look at every value
-
-
-def _quantize(rows: Rows, target: Int4Group) -> Packed:
+def _encode(rows: Rows, scheme: Int4Group, layout: Layout) -> Stored:
     codec = rows.weight.codec
-    if target.scales == "search" and isinstance(codec, Fp8Block) and codec.block_cols % target.group_size == 0:
+    if scheme.scales == "search" and isinstance(codec, Fp8Block):
         ints_RC, unit_RG = grid.fp8_grid(
-            rows.parts["codes"],
-            rows.parts["scale"],
-            block=codec.block,
-            row_offset=codec.row_offset + rows.first_row,
-            group_size=target.group_size,
+            rows.parts["codes"], rows.parts["scale"], group_size=scheme.group_size, **_fp8_place(rows)
         )
-        codes_RC, scale_RG = target.encode_grid(ints_RC, unit_RG)
-    else:
-        codes_RC, scale_RG = target.encode_values(codec.decode(rows.parts, rows.first_row))
-    return ct.pack(codes_RC), scale_RG
+        return layout.pack(*scheme.encode_grid(ints_RC, unit_RG))
+    return layout.pack(*scheme.encode_values(codec.decode(rows.parts, rows.first_row)))
 
 
 def _to_bf16(rows: Rows) -> NDArray[np.uint16]:
+    if rows.weight.stored.spec.dtype == BF16:
+        return cast(NDArray[np.uint16], rows.parts["values"])
     return bfloat16.from_float32(rows.weight.codec.decode(rows.parts, rows.first_row))
 
 
-def _row_sums(rows: Rows, packed: Packed, target: Int4Group) -> RowSums:
+def _row_sums(rows: Rows, stored: Stored, scheme: Int4Group, layout: Layout) -> RowSums:
     values_RC = rows.weight.codec.decode(rows.parts, rows.first_row)
-    return metrics.error_rows(values_RC, packed[0], packed[1], group_size=target.group_size)
+    codes_RC, scale_RG = layout.unpack(stored, rows.weight.num_cols)
+    return metrics.error_rows(values_RC, codes_RC, scale_RG, group_size=scheme.group_size)
 
 
-COMPOSED = Kernels(is_clean=_is_clean, quantize=_quantize, to_bf16=_to_bf16, row_sums=_row_sums)
+COMPOSED = Kernels(encode=_encode, to_bf16=_to_bf16, row_sums=_row_sums)
 
 
-def _fp8_arguments(rows: Rows) -> dict[str, Any]:
+def _fp8_place(rows: Rows) -> dict[str, Any]:
     codec = cast(Fp8Block, rows.weight.codec)
     return {"block": codec.block, "row_offset": codec.row_offset + rows.first_row}
 
 
-def _fp8_is_clean(rows: Rows) -> bool:
+def _fp8_encode(rows: Rows, scheme: Int4Group, _: Layout) -> Stored:
     from quantkit.numerics import fused_cpu
 
-    return fused_cpu.first_nan(rows.parts["codes"]) is None
-
-
-def _fp8_quantize(rows: Rows, target: Int4Group) -> Packed:
-    from quantkit.numerics import fused_cpu
-
-    return fused_cpu.quantize_fp8(
+    packed_RW, scale_RG = fused_cpu.quantize_fp8(
         rows.parts["codes"],
         rows.parts["scale"],
-        group_size=target.group_size,
-        scales=target.scales,
-        signed=target.signed,
-        **_fp8_arguments(rows),
+        group_size=scheme.group_size,
+        scales=scheme.scales,
+        signed=scheme.signed,
+        **_fp8_place(rows),
     )
+    return {"packed": packed_RW, "scale": scale_RG}
 
 
 def _fp8_to_bf16(rows: Rows) -> NDArray[np.uint16]:
     from quantkit.numerics import fused_cpu
 
-    return fused_cpu.dequantize_fp8(rows.parts["codes"], rows.parts["scale"], **_fp8_arguments(rows))
+    return fused_cpu.dequantize_fp8(rows.parts["codes"], rows.parts["scale"], **_fp8_place(rows))
 
 
-def _fp8_row_sums(rows: Rows, packed: Packed, target: Int4Group) -> RowSums:
+def _fp8_row_sums(rows: Rows, stored: Stored, scheme: Int4Group, _: Layout) -> RowSums:
     from quantkit.numerics import fused_cpu
 
     return fused_cpu.error_rows_fp8(
         rows.parts["codes"],
         rows.parts["scale"],
-        *packed,
-        group_size=target.group_size,
-        **_fp8_arguments(rows),
+        stored["packed"],
+        stored["scale"],
+        group_size=scheme.group_size,
+        **_fp8_place(rows),
     )
 
 
@@ -175,36 +166,25 @@ def _kernel_values(rows: Rows) -> Array:
     return values.astype(np.float32) if rows.weight.stored.spec.dtype == F16 else values
 
 
-def _float_is_clean(rows: Rows) -> bool:
+def _float_encode(rows: Rows, scheme: Int4Group, _: Layout) -> Stored:
     from quantkit.numerics import fused_cpu
 
-    return fused_cpu.first_nonfinite(_kernel_values(rows)) is None
+    packed_RW, scale_RG = fused_cpu.quantize_values(
+        _kernel_values(rows), group_size=scheme.group_size, scales=scheme.scales, signed=scheme.signed
+    )
+    return {"packed": packed_RW, "scale": scale_RG}
 
 
-def _float_quantize(rows: Rows, target: Int4Group) -> Packed:
+def _float_row_sums(rows: Rows, stored: Stored, scheme: Int4Group, _: Layout) -> RowSums:
     from quantkit.numerics import fused_cpu
 
-    return fused_cpu.quantize_values(
-        _kernel_values(rows), group_size=target.group_size, scales=target.scales, signed=target.signed
+    return fused_cpu.error_rows_values(
+        _kernel_values(rows), stored["packed"], stored["scale"], group_size=scheme.group_size
     )
 
 
-def _float_to_bf16(rows: Rows) -> NDArray[np.uint16]:
-    if rows.weight.stored.spec.dtype == BF16:
-        return cast(NDArray[np.uint16], rows.parts["values"])
-    return _to_bf16(rows)
-
-
-def _float_row_sums(rows: Rows, packed: Packed, target: Int4Group) -> RowSums:
-    from quantkit.numerics import fused_cpu
-
-    return fused_cpu.error_rows_values(_kernel_values(rows), *packed, group_size=target.group_size)
-
-
-# source codec -> kernels into int4_group as compressed-tensors words; a test runs every key against COMPOSED
-FUSED_CPU: dict[str, Kernels] = {
-    "fp8_block": Kernels(is_clean=_fp8_is_clean, quantize=_fp8_quantize, to_bf16=_fp8_to_bf16, row_sums=_fp8_row_sums),
-    "float_values": Kernels(
-        is_clean=_float_is_clean, quantize=_float_quantize, to_bf16=_float_to_bf16, row_sums=_float_row_sums
-    ),
+# (source codec, layout) -> kernels; a test runs every key against COMPOSED
+FUSED_CPU: dict[tuple[str, str], Kernels] = {
+    ("fp8_block", "compressed-tensors"): Kernels(encode=_fp8_encode, to_bf16=_fp8_to_bf16, row_sums=_fp8_row_sums),
+    ("float_values", "compressed-tensors"): Kernels(encode=_float_encode, to_bf16=_to_bf16, row_sums=_float_row_sums),
 }

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from quantkit.checkpoint.writer import ShardWriter, order_tensors
 from quantkit.families import FAMILIES
-from quantkit.families.stored import stored_specs
 from quantkit.numerics import bfloat16
 from quantkit.numerics.fp8 import decode_e4m3
 from quantkit.tensors import BF16, F8_E4M3, TensorSpec
+from quantkit.weights.source_form import source_form
+from quantkit.weights.stored import stored_specs
 
 BLOCK = 128
 NUM_POOL_BLOCKS = 1024
@@ -137,7 +138,7 @@ def make_checkpoint(directory: Path, config: dict[str, Any], *, num_shards: int,
     """Write config, tokenizer stand-ins, shards and index into a new directory."""
     directory.mkdir(parents=True)
     family = FAMILIES[config["model_type"]]
-    specs = dict(stored_specs(family.assumed_tensors(config), "fp8_block"))
+    specs = dict(stored_specs(family.assumed_tensors(config), source_form(config["quantization_config"])))
     total = sum(spec.num_bytes for spec in specs.values())
     shards: list[dict[str, TensorSpec]] = [{}]
     filled = 0

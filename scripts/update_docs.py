@@ -17,8 +17,8 @@ from pathlib import Path
 
 from quantkit.cli.app import app
 from quantkit.families import FAMILIES
-from quantkit.plan.source_form import SOURCE_METHODS
 from quantkit.recipe_files import recipe_summaries
+from quantkit.weights.source_form import SOURCE_METHODS
 from scripts.make_checkpoint import SMALL, glm_config, make_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,11 +10,12 @@ ROOT = Path(__file__).parent.parent
 # lowest first; units of one level do not know each other
 LAYERS = [
     {"errors", "__init__"},
-    {"registry", "tensors", "threads", "recipe_files"},
+    {"registry", "tensors", "threads", "machine", "patterns", "recipe_files"},
     {"checkpoint", "numerics"},
     {"codecs", "families", "integrity"},
     {"layouts", "engines"},
-    {"recipe", "transcode"},
+    {"weights", "recipe"},
+    {"transcode", "sources"},
     {"plan"},
     {"verify"},
     {"convert"},
@@ -73,13 +74,12 @@ def test_the_conversion_path_imports_no_torch() -> None:
         assert not {"torch", "transformers", "safetensors"} & {name.split(".")[0] for name in imports(path)}, path
 
 
-@pytest.mark.parametrize("folder", ["quantkit", "kernels", "scripts", "tests"])
+@pytest.mark.parametrize("folder", ["quantkit", "kernels", "scripts"])
 def test_files_are_small(folder: str) -> None:
     for path in (ROOT / folder).rglob("*.py"):
         name = path.relative_to(ROOT).as_posix()
         num_lines = len(path.read_text().splitlines())
-        if folder != "tests":
-            assert num_lines <= MAX_LINES or name in LONG_FILES, f"{name} has {num_lines} lines"
+        assert num_lines <= MAX_LINES or name in LONG_FILES, f"{name} has {num_lines} lines"
 
 
 def test_the_root_holds_what_it_may() -> None:

@@ -209,7 +209,7 @@ def write_checkpoint(
         if expected.name.endswith("e_score_correction_bias"):
             weight = 34.5 + weight
         is_packed = source_format == "int4_native" and expected.role == "routed_expert"
-        is_fp8 = expected.is_linear and (source_format.startswith("fp8") or source_format == "modelopt")
+        is_fp8 = expected.is_fp8 and (source_format.startswith("fp8") or source_format == "modelopt")
         if is_packed:
             stored |= _packed(expected.name, weight, checkpoint)
         elif is_fp8:

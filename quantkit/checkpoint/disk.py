@@ -1,4 +1,4 @@
-"""What a disk does to a writer: named errors, free space, flushed directories."""
+"""What a disk does to a writer: named errors, free space, durable files."""
 
 import errno
 import os
@@ -37,9 +37,9 @@ def free_bytes(directory: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-def flush_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def flush(path: Path) -> None:
+    """Make a file's content, or the names in a directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

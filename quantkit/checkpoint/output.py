@@ -1,7 +1,7 @@
 """An output directory that appears whole or not at all.
 
-Work happens in ``NAME.partial`` beside the target, on the same file system; ``publish`` renames it. Whatever else
-ends the block removes the partial directory.
+Work happens in ``NAME.partial`` beside the target, on the same file system, under a lock on that directory itself;
+``publish`` flushes and renames it. Whatever else ends the block removes it.
 """
 
 import fcntl
@@ -10,10 +10,11 @@ import shutil
 from pathlib import Path
 from types import TracebackType
 
-from quantkit.checkpoint.disk import flush_directory, named_errors
+from quantkit.checkpoint.disk import flush, named_errors
 from quantkit.errors import UsageError
 
-_LOCK_NAME = ".quantkit-lock"
+_MARKER_NAME = ".quantkit-partial"
+_LAST_FILE_NAME = "conversion.json"  # written last: where it stands the marker may be gone already
 
 
 def check_target(target: Path, source: Path | None) -> None:
@@ -38,41 +39,52 @@ class OutputDirectory:
         self.directory = target.with_name(target.name + ".partial")
         self._made_parents: list[Path] = []
         self._lock = -1
-        self._is_published = False
+        self._is_made = False
 
     def __enter__(self) -> "OutputDirectory":
-        with named_errors(self.directory):
-            self._make_parents()
-            self._remove_stale()
-            self.directory.mkdir()
-            self._lock = os.open(self.directory / _LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            with named_errors(self.directory):
+                self._make_parents()
+                self._remove_stale()
+                self.directory.mkdir()
+                self._is_made = True
+                self._lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+                (self.directory / _MARKER_NAME).touch()
+        except BaseException:
+            self._remove()
+            raise
         return self
 
     def publish(self) -> None:
-        """Flush everything to the disk, then rename: a power cut leaves either no target or a complete one."""
+        """Flush every file and name, then rename: a power cut leaves either no target or a complete one."""
         with named_errors(self.target):
-            (self.directory / _LOCK_NAME).unlink()
+            (self.directory / _MARKER_NAME).unlink()
             for path in self.directory.rglob("*"):
-                if path.is_dir():
-                    flush_directory(path)
-            flush_directory(self.directory)
+                flush(path)
+            flush(self.directory)
             if self.target.exists():
                 raise UsageError("appeared while it was being made", file=self.target, remedy="choose another with -o")
             self.directory.rename(self.target)
-            self._is_published = True
-            flush_directory(self.target.parent)
+            self._is_made = False
+            self._made_parents = []
+            flush(self.target.parent)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        """Remove what was made and not published; the lock goes last, so that nobody takes over what is going away."""
+        if self._is_made:
+            shutil.rmtree(self.directory, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
-        if not self._is_published:
-            shutil.rmtree(self.directory, ignore_errors=True)
-            for parent in reversed(self._made_parents):
-                if parent.exists() and not any(parent.iterdir()):
-                    parent.rmdir()
+            self._lock = -1
+        for parent in reversed(self._made_parents):
+            if parent.exists() and not any(parent.iterdir()):
+                parent.rmdir()
 
     def _make_parents(self) -> None:
         missing = []
@@ -85,21 +97,19 @@ class OutputDirectory:
             self._made_parents.append(place)
 
     def _remove_stale(self) -> None:
-        """A partial directory of a run that was killed is removed; one in use, or not ours, is refused."""
+        """The directory of a run that was killed is removed; one in use, or not ours, is refused."""
         if not self.directory.exists() and not self.directory.is_symlink():
             return
-        lock_path = self.directory / _LOCK_NAME
-        if not lock_path.is_file() or self.directory.is_symlink():
+        is_ours = (self.directory / _MARKER_NAME).is_file() or (self.directory / _LAST_FILE_NAME).is_file()
+        if self.directory.is_symlink() or not is_ours:
             raise UsageError("exists and is not ours", file=self.directory, remedy="move it away, or choose another -o")
-        lock = os.open(lock_path, os.O_RDWR)
+        lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(self.directory)
         except BlockingIOError as error:
             raise UsageError(
-                "is being written by another run",
-                file=self.directory,
-                remedy="wait for it, or choose another -o",
+                "is being written by another run", file=self.directory, remedy="wait for it, or choose another -o"
             ) from error
         finally:
             os.close(lock)

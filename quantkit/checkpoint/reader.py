@@ -6,6 +6,7 @@ file that shrinks or fails while it is read is an error with a name, where a map
 
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -36,19 +37,36 @@ def read_bytes(tensor: StoredTensor, first: int, last: int) -> NDArray[np.uint8]
     return read_tensor(span).view(np.uint8)
 
 
+def read_chunks(path: Path) -> Iterator[memoryview]:
+    """The bytes of a file; each chunk is valid until the next. Raises SourceError when they cannot be read."""
+    buffer = bytearray(CHUNK_BYTES)
+    view = memoryview(buffer)
+    with os.fdopen(_open(path, None), "rb", buffering=0) as stream:
+        while True:
+            try:
+                count = stream.readinto(buffer)
+            except OSError as error:
+                raise SourceError(
+                    f"cannot be read ({error.strerror})", file=path.name, remedy="check the disk, or download it again"
+                ) from error
+            if not count:
+                return
+            yield view[:count]
+
+
 def hash_file(path: Path) -> str:
     """sha256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
-    buffer = bytearray(CHUNK_BYTES)
-    view = memoryview(buffer)
-    descriptor = _open(path, None)
-    try:
-        with os.fdopen(descriptor, "rb", buffering=0) as stream:
-            while count := stream.readinto(buffer):
-                digest.update(view[:count])
-    except OSError as error:
-        raise SourceError(f"cannot be read ({error.strerror})", file=path.name) from error
+    for chunk in read_chunks(path):
+        digest.update(chunk)
     return digest.hexdigest()
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy the content. SourceError for what cannot be read, OSError for what cannot be written."""
+    with target.open("wb") as stream:
+        for chunk in read_chunks(source):
+            stream.write(chunk)
 
 
 def _open(path: Path, tensor: str | None) -> int:

@@ -43,7 +43,7 @@ def convert(
     from quantkit.cli.show_plan import show_plan
     from quantkit.cli.show_results import show_conversion
     from quantkit.convert.convert import convert_checkpoint
-    from quantkit.threads import available_cores
+    from quantkit.machine import available_cores
 
     request = PlanRequest(
         source=source,

@@ -7,11 +7,11 @@ from quantkit import __version__
 from quantkit.convert.convert import ConvertReport
 from quantkit.engines.tensor_parallel import TpVerdict
 from quantkit.integrity.weight_errors import ClassError
-from quantkit.plan.inspection import InspectReport
-from quantkit.plan.model import Plan
+from quantkit.plan.plan import Plan
 from quantkit.plan.resources import disk_bytes, memory_bytes
 from quantkit.recipe import recipe_document
 from quantkit.verify.report import Finding, VerifyReport
+from quantkit.weights.inspection import InspectReport
 
 
 def head(command: str, status: str = "ok") -> dict[str, Any]:
@@ -51,7 +51,7 @@ def plan_document(plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int) -> dict
             }
             for part in plan.parts
         ],
-        "quantized_share": quantized_share(plan),
+        "quantized_share": plan.int4_share,
         "rules": [{"rule": rule.rule, "action": rule.action, "num_weights": rule.num_weights} for rule in plan.rules],
         "tensor_parallel": [
             {
@@ -67,15 +67,6 @@ def plan_document(plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int) -> dict
         "skipped_files": dict(plan.checkpoint.sidecars.skipped),
         "warnings": list(plan.warnings),
     }
-
-
-def quantized_share(plan: Plan) -> float:
-    """Share of the elements that are INT4 in the output."""
-    total = sum(job.weight.num_elements for job in plan.jobs)
-    done = sum(
-        job.weight.num_elements for job in plan.jobs if job.action == "int4" or job.weight.codec.name == "packed_int4"
-    )
-    return done / total if total else 0.0
 
 
 def convert_document(report: ConvertReport) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def inspect(
     """
     from quantkit.checkpoint.source import open_checkpoint
     from quantkit.cli import documents, render
-    from quantkit.plan.inspection import inspect_checkpoint
+    from quantkit.weights.inspection import inspect_checkpoint
 
     report = inspect_checkpoint(open_checkpoint(path))
     if as_json:

@@ -38,7 +38,7 @@ def plan(
     opt.check_to(to)
     from quantkit.cli.planning import PlanRequest, plan_request, tensor_parallel
     from quantkit.cli.show_plan import show_plan
-    from quantkit.threads import available_cores
+    from quantkit.machine import available_cores
 
     request = PlanRequest(
         source=source,

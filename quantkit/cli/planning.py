@@ -6,9 +6,9 @@ from pathlib import Path
 
 from quantkit.engines.tensor_parallel import TpVerdict, legal_tp
 from quantkit.plan.make import make_plan
-from quantkit.plan.model import Plan
-from quantkit.plan.resolve import ResolvedSource, resolve_source
+from quantkit.plan.plan import Plan
 from quantkit.recipe import override
+from quantkit.sources import ResolvedSource, resolve_source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,4 +50,4 @@ def plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
 
 def tensor_parallel(resolved: ResolvedSource, plan: Plan) -> tuple[TpVerdict, ...]:
     """Legal tensor-parallel sizes of the output; 'unknown' for a family whose engine rules are not known."""
-    return legal_tp(family=resolved.family, config=resolved.checkpoint.config, group_size=plan.target.group_size)
+    return legal_tp(family=resolved.family, config=resolved.checkpoint.config, group_size=plan.recipe.group_size)

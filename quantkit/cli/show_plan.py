@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from quantkit.cli import documents, render
 from quantkit.engines.tensor_parallel import TpVerdict
-from quantkit.plan.model import Plan
+from quantkit.plan.plan import Plan
 from quantkit.plan.resources import disk_bytes, memory_bytes
 
-_SOURCES = {"fp8_block": "fp8", "float_values": "float", "packed_int4": "native int4", "opaque": "bytes"}
+_SOURCES = {"fp8_block": "fp8", "float_values": "float", "native_int4": "native int4", "opaque": "bytes"}
 
 
 def show_plan(plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int, as_json: bool) -> None:
@@ -22,7 +22,7 @@ def show_plan(plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int, as_json: bo
         [[rule.rule, rule.action, render.count(rule.num_weights)] for rule in plan.rules],
     )
     _show_totals(plan, num_jobs)
-    _show_tp(tp, plan.target.group_size)
+    _show_tp(tp, plan.recipe.group_size)
     render.show_notes("skipped", [f"{name}: {reason}" for name, reason in plan.checkpoint.sidecars.skipped])
     render.show_notes("warning", plan.warnings)
 
@@ -41,7 +41,7 @@ def _show_parts(plan: Plan) -> None:
         for part in plan.parts
     ]
     render.show_table(
-        f"Plan: {plan.family}, recipe {plan.recipe.name}, INT4 groups of {plan.target.group_size}",
+        f"Plan: {plan.family}, recipe {plan.recipe.name}, INT4 groups of {plan.recipe.group_size}",
         ["part", "source", "action", "weights", "elements", "source size", "output size"],
         rows,
     )
@@ -49,7 +49,7 @@ def _show_parts(plan: Plan) -> None:
 
 def _show_totals(plan: Plan, num_jobs: int) -> None:
     largest = max(plan.shards, key=lambda shard: shard.file_bytes)
-    share = 100 * documents.quantized_share(plan)
+    share = 100 * plan.int4_share
     source = plan.checkpoint
     rows = [
         ["source", f"{render.count(len(source.tensors))} tensors", render.gib(source.num_bytes)],

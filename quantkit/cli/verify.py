@@ -32,8 +32,8 @@ def verify(
     """
     from quantkit.cli import render
     from quantkit.cli.show_results import show_verification
-    from quantkit.plan.resolve import resolve_source
-    from quantkit.threads import available_cores
+    from quantkit.machine import available_cores
+    from quantkit.sources import resolve_source
     from quantkit.verify.verify import ValueCheck, verify_output
 
     checkpoint = None if source is None else resolve_source(source).checkpoint

@@ -1,11 +1,11 @@
-"""Plain floats: BF16, FP16 and FP32, decoded by widening."""
+"""Plain floats: BF16, FP16 and FP32, decoded by widening. Part: ``values`` [R, C]."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.codecs.weight import Parts, Weight
+from quantkit.codecs.codec import Parts
 from quantkit.numerics import bfloat16
 from quantkit.tensors import BF16, DType
 
@@ -20,15 +20,13 @@ class FloatValues:
     def name(self) -> str:
         return "float_values"
 
-    def check_values(self, weight: Weight, parts: Parts, first_row: int) -> None:
+    def problem(self, parts: Parts, first_row: int) -> str | None:
         """NaN and Inf."""
-        values = self.decode(parts, first_row)
-        if not np.isfinite(values).all():
-            place = np.argwhere(~np.isfinite(values))[0]
-            weight.fail(f"holds {values[tuple(place)]} at row {first_row + place[0]}, column {place[-1]}")
-
-    def check_scale(self, weight: Weight, parts: Parts, first_row: int) -> None:
-        """There is none."""
+        values = parts["values"]
+        bad = bfloat16.first_nonfinite(values if self.dtype == BF16 else values.astype(np.float32))
+        if bad is None:
+            return None
+        return f"holds {self.decode(parts, first_row)[bad]} at row {first_row + bad[0]}, column {bad[1]}"
 
     def decode(self, parts: Parts, first_row: int) -> NDArray[np.float32]:
         """float32 of the same value."""

@@ -2,7 +2,7 @@
 
 One codec for three published forms: a scale per output channel is a block of one row, a scale per tensor a block of
 the whole matrix, MXFP8 a block of 1 x 32. The multiplier is called ``weight_scale_inv``, ``weight_scale`` or
-``scale`` on disk; whatever the name says, it multiplies.
+``scale`` on disk; whatever the name says, it multiplies. Parts: ``codes`` uint8 [R, C], ``scale`` float32 [blocks].
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.codecs.weight import Array, Parts, Weight
+from quantkit.codecs.codec import Array, Parts
 from quantkit.numerics import bfloat16, fp8
 from quantkit.tensors import BF16, F8_E8M0, F16, F32, U8, DType
 
@@ -37,43 +37,35 @@ class Fp8Block:
         """Rows and columns of the scale grid: ragged edges have a block of their own."""
         return -(-(self.row_offset + num_rows) // self.block_rows), -(-num_cols // self.block_cols)
 
-    def check_values(self, weight: Weight, parts: Parts, first_row: int) -> None:
-        """NaN codes."""
-        codes_RC = parts["codes"]
+    def problem(self, parts: Parts, first_row: int) -> str | None:
+        """NaN codes; scales that are negative, NaN, Inf or huge; zero over codes that are not zero."""
+        codes_RC, scale_BB = parts["codes"], parts["scale"]
         bad = fp8.first_nan(codes_RC)
         if bad is not None:
-            weight.fail(f"holds a NaN (code 0x{codes_RC[bad]:02X}) at row {first_row + bad[0]}, column {bad[1]}")
-
-    def check_scale(self, weight: Weight, parts: Parts, first_row: int) -> None:
-        """Negative, NaN, Inf or huge; zero over codes that are not zero."""
-        scale_BB = parts["scale"]
+            return f"holds a NaN (code 0x{codes_RC[bad]:02X}) at row {first_row + bad[0]}, column {bad[1]}"
         wrong_BB = ~((scale_BB >= 0) & (scale_BB <= _LARGEST_SCALE))
         if wrong_BB.any():
             row, column = np.argwhere(wrong_BB)[0]
-            weight.fail(
-                f"its scale at block ({row}, {column}) is {scale_BB[row, column]}; it must be finite and positive"
-            )
-        if not scale_BB.all():
-            self._check_zero_blocks(weight, parts["codes"], scale_BB, first_row)
+            value = scale_BB[row, column]
+            return f"its scale at block ({row}, {column}) is {value}; it must be finite and positive"
+        return None if scale_BB.all() else self._zero_block_problem(codes_RC, scale_BB, first_row)
 
-    def _check_zero_blocks(
-        self, weight: Weight, codes_RC: Array, scale_BB: NDArray[np.float32], first_row: int
-    ) -> None:
+    def _zero_block_problem(self, codes_RC: Array, scale_BB: NDArray[np.float32], first_row: int) -> str | None:
+        """A block of zeros may have scale 0; anything else would be lost."""
         rows, cols = codes_RC.shape
         scale_RC = fp8.expand_blocks(
             scale_BB, rows=rows, cols=cols, block=self.block, row_offset=self.row_offset + first_row
         )
         lost_RC = (scale_RC == 0) & (codes_RC & 0x7F != 0)
-        if lost_RC.any():
-            row, column = np.argwhere(lost_RC)[0]
-            weight.fail(
-                f"has scale 0 over code 0x{codes_RC[row, column]:02X} at row {first_row + row}, column {column}",
-                remedy="only a block of zeros may have scale 0; download this shard again",
-            )
+        if not lost_RC.any():
+            return None
+        row, column = np.argwhere(lost_RC)[0]
+        return f"has scale 0 over code 0x{codes_RC[row, column]:02X} at row {first_row + row}, column {column}"
 
     def decode(self, parts: Parts, first_row: int) -> NDArray[np.float32]:
         """float32 product of code and scale."""
-        return fp8.dequantize(parts["codes"], parts["scale"], block=self.block, row_offset=self.row_offset + first_row)
+        row_offset = self.row_offset + first_row
+        return fp8.dequantize(parts["codes"], parts["scale"], block=self.block, row_offset=row_offset)
 
 
 def scale_values(stored: Array, dtype: DType, grid_shape: tuple[int, int]) -> NDArray[np.float32]:

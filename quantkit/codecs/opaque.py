@@ -1,11 +1,11 @@
-"""Tensors that are carried over byte for byte and never decoded: integers, booleans, packed native INT4."""
+"""Parts that are carried over byte for byte and never decoded: integers, booleans, and native INT4."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.codecs.weight import Parts, Weight
+from quantkit.codecs.codec import Parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,12 +16,21 @@ class Opaque:
     def name(self) -> str:
         return "opaque"
 
-    def check_values(self, weight: Weight, parts: Parts, first_row: int) -> None:
-        """Nothing is known, so nothing is checked."""
-
-    def check_scale(self, weight: Weight, parts: Parts, first_row: int) -> None:
-        """There is none."""
+    def problem(self, parts: Parts, first_row: int) -> str | None:
+        """Nothing is known, so nothing can be wrong."""
+        return None
 
     def decode(self, parts: Parts, first_row: int) -> NDArray[np.float32]:
-        """Never called: the planner only copies such tensors."""
-        raise AssertionError("an opaque tensor has no values")
+        """Never called: the planner only copies such weights."""
+        raise AssertionError("an opaque weight has no values")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeInt4(Opaque):
+    """INT4 that the source holds already, in groups of ``group_size`` columns: never requantized."""
+
+    group_size: int
+
+    @property
+    def name(self) -> str:
+        return "native_int4"

@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 
 from quantkit import __version__
 from quantkit.integrity.weight_errors import ClassError
-from quantkit.plan.model import Plan
+from quantkit.plan.plan import Plan
 
 
 def model_card(plan: Plan, classes: Sequence[ClassError], provenance: Mapping[str, str]) -> str:
     """README.md in Markdown."""
     source = f"`{provenance['hub_id']}` at `{provenance['commit']}`" if provenance else "a local checkpoint"
-    signs = "of either sign" if plan.target.signed and plan.target.scales == "search" else "positive"
+    signs = "of either sign" if plan.recipe.signed_scales and plan.recipe.scales == "search" else "positive"
     lines = [
         f"# INT4 of {source}",
         "",
         f"Made by quantkit {__version__} with recipe `{plan.recipe.name}`: INT4 (compressed-tensors "
-        f"`pack-quantized`), groups of {plan.target.group_size}, scales by {plan.target.scales}, {signs}, stored as "
+        f"`pack-quantized`), groups of {plan.recipe.group_size}, scales by {plan.recipe.scales}, {signs}, stored as "
         "BF16. `conversion.json` holds the resolved recipe and the sha256 of every file.",
         "",
         "| part | done | weights | source bytes | output bytes |",

@@ -1,6 +1,5 @@
 """Plan, execute, verify, publish: a checkpoint directory in, a verified directory out, or a named error and nothing."""
 
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +9,14 @@ from typing import Any
 from quantkit import __version__
 from quantkit.checkpoint.disk import free_bytes, named_errors
 from quantkit.checkpoint.output import OutputDirectory, check_target
-from quantkit.checkpoint.reader import hash_file
+from quantkit.checkpoint.reader import copy_file, hash_file
 from quantkit.checkpoint.source import CONFIG_NAME, INDEX_NAME
 from quantkit.convert.card import model_card
 from quantkit.convert.local import Execution, execute
 from quantkit.errors import ResourceError, VerificationError
 from quantkit.integrity.manifest import MANIFEST_FORMAT, MANIFEST_NAME, FileRecord, write_json
 from quantkit.integrity.weight_errors import ClassError, class_errors
-from quantkit.plan.model import Plan
+from quantkit.plan.plan import Plan
 from quantkit.plan.resources import check_memory, disk_bytes
 from quantkit.recipe import recipe_document
 from quantkit.threads import ReportProgress
@@ -59,11 +58,11 @@ def convert_checkpoint(
     check_resources(plan, target, num_jobs=num_jobs)
     with OutputDirectory(target) as output:
         execution = execute(plan, output.directory, num_jobs=num_jobs, report_progress=report_progress)
-        classes = class_errors(execution.errors.values())
+        classes = class_errors(execution.errors)
         write_documents(plan, output.directory, execution, classes, provenance or {})
         findings = (
             *check_structure(output.directory, plan),
-            *check_errors(execution.errors.values(), classes, group_size=plan.target.group_size),
+            *check_errors(execution.errors, classes, group_size=plan.recipe.group_size),
         )
         for finding in findings:
             if finding.is_error:
@@ -110,7 +109,7 @@ def write_documents(
         path = directory / sidecar.name
         with named_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(sidecar.path, path)
+            copy_file(sidecar.path, path)
         records[sidecar.name] = _record(path)
     documents: dict[str, Mapping[str, Any]] = {
         CONFIG_NAME: plan.config,

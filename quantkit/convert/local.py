@@ -8,8 +8,8 @@ from quantkit.checkpoint.reader import hash_file
 from quantkit.checkpoint.writer import ShardWriter
 from quantkit.convert.worker import TaskReport, run_task
 from quantkit.integrity.manifest import FileRecord
-from quantkit.integrity.weight_errors import WeightError, weight_error
-from quantkit.plan.model import Action, Plan, PlannedShard
+from quantkit.integrity.weight_errors import RowCollector, WeightError
+from quantkit.plan.plan import Action, Plan, PlannedShard
 from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks, task_bytes_of
 from quantkit.threads import ReportProgress, Step, run_steps
 
@@ -20,9 +20,14 @@ class Execution:
 
     source_records: dict[str, FileRecord] = field(default_factory=dict)
     output_records: dict[str, FileRecord] = field(default_factory=dict)
-    errors: dict[str, WeightError] = field(default_factory=dict)
+    rows: RowCollector = field(default_factory=RowCollector)
     encoded_bytes: int = 0
     encode_seconds: float = 0.0
+
+    @property
+    def errors(self) -> list[WeightError]:
+        """Of every quantized weight, by name."""
+        return self.rows.errors
 
 
 def execute(
@@ -52,7 +57,6 @@ class _OpenShard:
     num_pending: int = 0
     is_fed: bool = False
     is_finished: bool = False
-    rows: dict[str, list[TaskReport]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,7 +96,7 @@ class _Run:
 
     def _task_step(self, task: Task, opened: _OpenShard) -> Step:
         def step() -> Callable[[], None]:
-            report = run_task(task, opened.writer, self.plan.target)
+            report = run_task(task, opened.writer, self.plan.layout)
             return lambda: self._book(report, opened)
 
         return step
@@ -104,21 +108,11 @@ class _Run:
         if task.job.action == Action.INT4:
             execution.encoded_bytes += task.source_bytes
             execution.encode_seconds += report.encode_seconds
-            self._collect_rows(report, opened)
+            weight, rows = task.job.weight, (report.error2_R, report.weight2_R)
+            assert rows[0] is not None
+            assert rows[1] is not None
+            execution.rows.add(weight.name, task.job.role, weight.num_rows, rows[0], rows[1])
         self._finish_if_complete(opened)
-
-    def _collect_rows(self, report: TaskReport, opened: _OpenShard) -> None:
-        weight = report.task.job.weight
-        reports = opened.rows.setdefault(weight.name, [])
-        reports.append(report)
-        if sum(one.task.last - one.task.first for one in reports) == weight.num_rows:
-            self.execution.errors[weight.name] = weight_error(
-                weight.name,
-                report.task.job.role,
-                [one.error2_R for one in reports if one.error2_R is not None],
-                [one.weight2_R for one in reports if one.weight2_R is not None],
-            )
-            del opened.rows[weight.name]
 
     def _finish_if_complete(self, opened: _OpenShard) -> None:
         if opened.is_fed and opened.num_pending == 0 and not opened.is_finished:

@@ -1,7 +1,9 @@
 """What a worker does with one task: read, decode, encode, pack, check, write at the planned offset."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,10 +11,11 @@ from numpy.typing import NDArray
 from quantkit.checkpoint.reader import read_bytes
 from quantkit.checkpoint.writer import ShardWriter
 from quantkit.codecs.int4_group import Int4Group
-from quantkit.layouts import compressed_tensors as ct
-from quantkit.plan.model import Action
+from quantkit.errors import VerificationError
+from quantkit.layouts import Layout
+from quantkit.plan.plan import Action
 from quantkit.plan.tasks import Task
-from quantkit.transcode import check_copied, kernels_for, read_rows
+from quantkit.transcode import COMPOSED, Rows, check_copied, kernels_for, read_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,30 +28,46 @@ class TaskReport:
     weight2_R: NDArray[np.float64] | None = None
 
 
-def run_task(task: Task, writer: ShardWriter, target: Int4Group) -> TaskReport:
+def run_task(task: Task, writer: ShardWriter, layout: Layout) -> TaskReport:
     """One task, in any thread. Raises SourceError for bad values, ResourceError when the disk refuses."""
-    job = task.job
-    if job.action == Action.COPY:
-        name, _ = job.outputs[task.part]
-        raw = read_bytes(job.weight.parts[task.part], task.first, task.last)
-        check_copied(job.weight, task.part, raw, task.first)
-        writer.write(name, raw, first_byte=task.first)
+    weight, outputs = task.job.weight, task.job.outputs
+    if task.job.action == Action.COPY:
+        raw = read_bytes(weight.parts[task.part], task.first, task.last)
+        check_copied(weight, task.part, raw, task.first)
+        writer.write(outputs[task.part].name, raw, first_byte=task.first)
         return TaskReport(task=task)
-    rows = read_rows(job.weight, task.first, task.last)
-    kernels = kernels_for(job.weight)
-    if job.action == Action.TO_BF16:
-        name, _ = job.outputs["values"]
-        writer.write(name, kernels.to_bf16(rows), first_byte=task.first * job.weight.num_cols * 2)
+    rows = read_rows(weight, task.first, task.last)
+    kernels = kernels_for(weight, layout)
+    if task.job.scheme is None:
+        _write_rows(task, writer, {"values": kernels.to_bf16(rows)})
         return TaskReport(task=task)
     started = time.thread_time()
-    packed_RW, scale_RG = kernels.quantize(rows, target)
+    stored = kernels.encode(rows, task.job.scheme, layout)
     encode_seconds = time.thread_time() - started
-    # measured on the packed words that are written, by other code than the encoder's
-    error2_R, weight2_R = kernels.row_sums(rows, (packed_RW, scale_RG), target)
-    for part, array in ((ct.PACKED, packed_RW), (ct.SCALE, scale_RG)):
-        name, spec = job.outputs[part]
-        row_bytes = spec.num_bytes // max(1, job.weight.num_rows)
-        writer.write(name, array, first_byte=task.first * row_bytes)
     if task.first == 0:
-        writer.write(job.outputs[ct.SHAPE][0], ct.shape_tensor(job.weight.num_rows, job.weight.num_cols))
+        _check_first_row(rows, stored, task.job.scheme, layout)
+        for part, array in layout.constants(weight.num_rows, weight.num_cols).items():
+            writer.write(outputs[part].name, array)
+    error2_R, weight2_R = kernels.row_sums(rows, stored, task.job.scheme, layout)
+    _write_rows(task, writer, stored)
     return TaskReport(task=task, encode_seconds=encode_seconds, error2_R=error2_R, weight2_R=weight2_R)
+
+
+def _write_rows(task: Task, writer: ShardWriter, stored: Mapping[str, NDArray[Any]]) -> None:
+    for part, array in stored.items():
+        output = task.job.outputs[part]
+        row_bytes = output.spec.num_bytes // max(1, task.job.weight.num_rows)
+        writer.write(output.name, array, first_byte=task.first * row_bytes)
+
+
+def _check_first_row(rows: Rows, stored: Mapping[str, NDArray[Any]], scheme: Int4Group, layout: Layout) -> None:
+    """The first row of every weight against the specification: a kernel gone wrong on this machine is found here."""
+    expected = COMPOSED.encode(rows.first(1), scheme, layout)
+    for part, array in expected.items():
+        if not np.array_equal(array, stored[part][:1]):
+            raise VerificationError(
+                f"the fast path and the specification differ in the first row ({part})",
+                tensor=rows.weight.name,
+                file=rows.weight.stored.path.name,
+                remedy="this machine or this build of numba computes wrong; convert elsewhere and report it",
+            )

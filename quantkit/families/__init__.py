@@ -5,7 +5,6 @@ import pkgutil
 
 from quantkit.families.config_values import Config, text_config
 from quantkit.families.family import FAMILIES, NEVER_QUANTIZED, ExpectedTensor, Family, Role
-from quantkit.families.stored import SourceForm, stored_specs
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -25,8 +24,6 @@ __all__ = [
     "ExpectedTensor",
     "Family",
     "Role",
-    "SourceForm",
     "family_of",
-    "stored_specs",
     "text_config",
 ]

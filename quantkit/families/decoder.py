@@ -14,7 +14,7 @@ Attention = Callable[[Config, str, int], Iterator[ExpectedTensor]]
 
 def linear(module: str, rows: int, cols: int, role: Role) -> ExpectedTensor:
     """A matrix that the family's FP8 checkpoints store as FP8."""
-    return ExpectedTensor(name=f"{module}.weight", shape=(rows, cols), dtype=BF16, role=role, is_linear=True)
+    return ExpectedTensor(name=f"{module}.weight", shape=(rows, cols), dtype=BF16, role=role, is_fp8=True)
 
 
 def plain(name: str, shape: tuple[int, ...], role: Role, *, optional: bool = False) -> ExpectedTensor:
@@ -70,7 +70,7 @@ def indexer(config: Config, prefix: str, *, optional: bool) -> Iterator[Expected
     """Lightning indexer of sparse attention. Its norm is F32 at run time and BF16 in the files."""
     hidden, q_rank = integer(config, "hidden_size"), integer(config, "q_lora_rank")
     heads, head_dim = integer(config, "index_n_heads"), integer(config, "index_head_dim")
-    for leaf, shape, role, is_linear in (
+    for leaf, shape, role, is_fp8 in (
         ("wq_b.weight", (heads * head_dim, q_rank), Role.INDEXER, True),
         ("wk.weight", (head_dim, hidden), Role.INDEXER_FIXED, True),
         ("k_norm.weight", (head_dim,), Role.INDEXER_FIXED, False),
@@ -82,7 +82,7 @@ def indexer(config: Config, prefix: str, *, optional: bool) -> Iterator[Expected
             shape=shape,
             dtype=BF16,
             role=role,
-            is_linear=is_linear,
+            is_fp8=is_fp8,
             optional=optional,
         )
 

@@ -51,6 +51,14 @@ NEVER_QUANTIZED: frozenset[Role] = frozenset(
     }
 )
 
+# whose matrices are no Linear modules
+NOT_LINEAR: frozenset[Role] = frozenset({Role.EMBEDDING, Role.NORM, Role.ROUTER_BIAS})
+
+# modules that both engines build without asking the config's quantization section
+BUILT_WITHOUT_CONFIG: frozenset[Role] = NOT_LINEAR | {
+    *(Role.ROUTER, Role.HEAD, Role.MTP_PROJECTION, Role.VISION, Role.UNKNOWN),
+}
+
 RolePatterns = tuple[tuple[re.Pattern[str], Role], ...]
 
 
@@ -58,14 +66,14 @@ RolePatterns = tuple[tuple[re.Pattern[str], Role], ...]
 class ExpectedTensor:
     """A tensor of the architecture before any storage format: ``....up_proj.weight`` [out, in], BF16 or F32.
 
-    ``is_linear``: the family's FP8 checkpoints store it as FP8 blocks. ``optional``: checkpoints may lack it.
+    ``is_fp8``: the family's FP8 checkpoints store it as FP8 blocks. ``optional``: checkpoints may lack it.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: DType
     role: Role
-    is_linear: bool = False
+    is_fp8: bool = False
     optional: bool = False
 
 

@@ -70,7 +70,7 @@ def read_manifest(directory: Path) -> Manifest:
             output_files=_records(document["output"]["files"]),
             document=document,
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise VerificationError(f"lacks or garbles {error}", file=path, remedy="convert again") from error
 
 

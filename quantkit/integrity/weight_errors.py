@@ -36,16 +36,33 @@ class ClassError:
     worst_name: str
 
 
-def weight_error(
-    name: str, role: str, error2_R: Iterable[NDArray[np.float64]], weight2_R: Iterable[NDArray[np.float64]]
-) -> WeightError:
-    """Sums over all rows of a weight, in whatever blocks they come."""
-    return WeightError(
-        name=name,
-        role=role,
-        error2=math.fsum(value for block in error2_R for value in block.tolist()),
-        weight2=math.fsum(value for block in weight2_R for value in block.tolist()),
-    )
+Sums = NDArray[np.float64]
+
+
+class RowCollector:
+    """Gathers the row sums of weights in whatever blocks and order they come; a weight is done with its last row."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, list[tuple[Sums, Sums]]] = {}
+        self._errors: dict[str, WeightError] = {}
+
+    @property
+    def errors(self) -> list[WeightError]:
+        """Of the weights that are done, by name."""
+        return [self._errors[name] for name in sorted(self._errors)]
+
+    def add(self, name: str, role: str, num_rows: int, error2_R: Sums, weight2_R: Sums) -> None:
+        """A block of rows of a weight that has ``num_rows`` in all."""
+        blocks = self._blocks.setdefault(name, [])
+        blocks.append((error2_R, weight2_R))
+        if sum(len(block[0]) for block in blocks) == num_rows:
+            self._errors[name] = WeightError(
+                name=name,
+                role=role,
+                error2=math.fsum(value for block in blocks for value in block[0].tolist()),
+                weight2=math.fsum(value for block in blocks for value in block[1].tolist()),
+            )
+            del self._blocks[name]
 
 
 def class_errors(errors: Iterable[WeightError]) -> tuple[ClassError, ...]:

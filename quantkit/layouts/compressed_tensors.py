@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantkit.codecs.int4_group import Int4Group
+from quantkit.layouts.layout import LAYOUTS, Stored, StoredPart
 from quantkit.numerics import packing
+from quantkit.patterns import is_matched, matcher
 from quantkit.tensors import BF16, I32, I64, TensorSpec
 
 PACKED, SCALE, SHAPE = "weight_packed", "weight_scale", "weight_shape"
@@ -19,97 +22,100 @@ ZERO_POINT, GROUP_INDEX = "weight_zero_point", "weight_g_idx"
 CODES_PER_WORD = 8
 
 
-def stored_specs(num_rows: int, num_cols: int, *, group_size: int) -> dict[str, TensorSpec]:
-    """Leaf name to spec of one quantized Linear."""
-    return {
-        PACKED: TensorSpec(I32, (num_rows, -(-num_cols // CODES_PER_WORD))),
-        SCALE: TensorSpec(BF16, (num_rows, num_cols // group_size)),
-        SHAPE: TensorSpec(I64, (2,)),
-    }
+class CompressedTensors:
+    """Parts: ``packed``, ``scale``, ``shape``."""
+
+    name = "compressed-tensors"
+
+    def stored(self, scheme: Int4Group, num_rows: int, num_cols: int) -> Mapping[str, StoredPart]:
+        """Three tensors."""
+        return {
+            "packed": StoredPart(PACKED, TensorSpec(I32, (num_rows, -(-num_cols // CODES_PER_WORD)))),
+            "scale": StoredPart(SCALE, TensorSpec(BF16, (num_rows, num_cols // scheme.group_size))),
+            "shape": StoredPart(SHAPE, TensorSpec(I64, (2,)), has_rows=False),
+        }
+
+    def pack(self, codes_RC: NDArray[np.int8], scale_RG: NDArray[np.uint16]) -> Stored:
+        """Eight codes a word, the first in the lowest four bits, stored as code + 8."""
+        return {"packed": packing.pack_int4(codes_RC), "scale": scale_RG}
+
+    def unpack(self, stored: Stored, num_cols: int) -> tuple[NDArray[np.int8], NDArray[np.uint16]]:
+        """Codes and scales of ``packed`` and ``scale``."""
+        return packing.unpack_int4(stored["packed"], num_cols), stored["scale"]
+
+    def constants(self, num_rows: int, num_cols: int) -> Stored:
+        """``weight_shape``: loaded by both engines, never used to compute."""
+        return {"shape": np.array([num_rows, num_cols], dtype=np.int64)}
+
+    def config_section(self, scheme: Int4Group, ignore: Sequence[str]) -> dict[str, Any]:
+        """One INT4 group.
+
+        ``Linear`` stays the target: SGLang turns shared-expert fusion off only then. ``actorder`` is always null, and
+        there are no KV scales: they would be ignored or harmful for these families.
+        """
+        weights = {
+            "num_bits": 4,
+            "type": "int",
+            "symmetric": True,
+            "strategy": "group",
+            "group_size": scheme.group_size,
+            "dynamic": False,
+            "actorder": None,
+            "block_structure": None,
+            "observer": "minmax",
+            "observer_kwargs": {},
+        }
+        group = {
+            "targets": ["Linear"],
+            "weights": weights,
+            "input_activations": None,
+            "output_activations": None,
+            "format": "pack-quantized",
+        }
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": group},
+            "ignore": list(ignore),
+            "kv_cache_scheme": None,
+            "global_compression_ratio": None,
+        }
+
+    def ignore_list(
+        self,
+        *,
+        unquantized: Sequence[str],
+        quantized: Iterable[str],
+        patterns: Sequence[str],
+        fused: Mapping[str, Sequence[str]],
+    ) -> list[str]:
+        """Derived from what was in fact done.
+
+        ``patterns`` are the family's own (both the checkpoint's and the engines' fused names); one that hits a
+        quantized module is left out, and what is then uncovered is named exactly, with a ``re:`` twin that any prefix
+        matches. ``fused`` maps a leaf to the engines' fused leaves that contain it.
+        """
+        examples = _examples(quantized)  # enough, since the patterns of a family name no numbers
+        kept = [entry for entry in patterns if not any(is_matched(entry, name) for name in examples)]
+        is_covered = matcher(kept)
+        extra: list[str] = []
+        for module in unquantized:
+            if is_covered(module):
+                continue
+            parent, _, leaf = module.rpartition(".")
+            for name in (leaf, *fused.get(leaf, ())):
+                full = f"{parent}.{name}" if parent else name
+                extra += [full, f"re:.*{re.escape(full)}$"]
+        return kept + list(dict.fromkeys(extra))
 
 
-def pack(codes_RC: NDArray[np.int8]) -> NDArray[np.int32]:
-    """Eight codes a word, the first in the lowest four bits, stored as code + 8."""
-    return packing.pack_int4(codes_RC)
-
-
-def shape_tensor(num_rows: int, num_cols: int) -> NDArray[np.int64]:
-    """``weight_shape``: loaded by both engines, never used to compute."""
-    return np.array([num_rows, num_cols], dtype=np.int64)
-
-
-def config_section(*, group_size: int, ignore: Sequence[str]) -> dict[str, Any]:
-    """``quantization_config`` of a checkpoint whose quantized Linears all share one INT4 group.
-
-    ``Linear`` stays the target: SGLang turns shared-expert fusion off only then. ``actorder`` is always null, and
-    there are no KV scales: they would be ignored or harmful for these families.
-    """
-    weights = {
-        "num_bits": 4,
-        "type": "int",
-        "symmetric": True,
-        "strategy": "group",
-        "group_size": group_size,
-        "dynamic": False,
-        "actorder": None,
-        "block_structure": None,
-        "observer": "minmax",
-        "observer_kwargs": {},
-    }
-    group = {
-        "targets": ["Linear"],
-        "weights": weights,
-        "input_activations": None,
-        "output_activations": None,
-        "format": "pack-quantized",
-    }
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "ignore": list(ignore),
-        "kv_cache_scheme": None,
-        "global_compression_ratio": None,
-    }
-
-
-def is_matched(module: str, entries: Iterable[str]) -> bool:
-    """Whether a name hits an ignore or target entry: exact, or ``re:`` anchored at the start (not at the end)."""
-    return any(
-        re.match(entry[3:], module) is not None if entry.startswith("re:") else entry == module for entry in entries
-    )
-
-
-def ignore_list(
-    *,
-    unquantized: Sequence[str],
-    quantized: Iterable[str],
-    patterns: Sequence[str],
-    fused: Mapping[str, Sequence[str]],
-) -> list[str]:
-    """Entries that hit every unquantized Linear and no quantized one, derived from what was in fact done.
-
-    ``patterns`` are the family's own (both the checkpoint's and the engines' fused names); one that
-    hits a quantized module is left out, and what is then uncovered is named exactly, with a ``re:`` twin that any
-    prefix matches. ``fused`` maps a leaf to the engines' fused leaves that contain it.
-    """
-    shapes = _name_shapes(quantized)
-    kept = [entry for entry in patterns if not any(is_matched(name, [entry]) for name in shapes)]
-    extra: list[str] = []
-    for module in unquantized:
-        if is_matched(module, kept):
-            continue
-        parent, _, leaf = module.rpartition(".")
-        for name in (leaf, *fused.get(leaf, ())):
-            full = f"{parent}.{name}" if parent else name
-            extra += [full, f"re:.*{re.escape(full)}$"]
-    return kept + list(dict.fromkeys(extra))
-
-
-def _name_shapes(names: Iterable[str]) -> list[str]:
-    """One example of each name up to its numbers: patterns see 60,000 experts through a handful."""
-    examples: dict[str, str] = {}
+def _examples(names: Iterable[str]) -> list[str]:
+    """One of each name up to its numbers: patterns see 60,000 experts through a handful."""
+    found: dict[str, str] = {}
     for name in names:
-        examples.setdefault(re.sub(r"\d+", "0", name), name)
-    return list(examples.values())
+        found.setdefault(re.sub(r"\d+", "0", name), name)
+    return list(found.values())
+
+
+LAYOUTS.add(CompressedTensors.name, CompressedTensors())

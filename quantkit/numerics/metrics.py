@@ -1,6 +1,6 @@
 """The error of INT4 weights against their source, summed in one stated order.
 
-Suffixes: ``R`` rows, ``C`` columns, ``G`` groups along C, ``S`` group size, ``W`` packed words.
+Suffixes: ``R`` rows, ``C`` columns, ``G`` groups along C, ``S`` group size.
 """
 
 from typing import Any
@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantkit.numerics.bfloat16 import to_float32
-from quantkit.numerics.packing import unpack_int4
 
 Sums = NDArray[np.float64]
 
 
 def error_rows(
     reference_RC: NDArray[Any],
-    packed_RW: NDArray[np.int32],
+    codes_RC: NDArray[np.int8],
     scale_RG: NDArray[np.uint16],
     group_size: int,
 ) -> tuple[Sums, Sums]:
@@ -28,7 +27,7 @@ def error_rows(
     num_rows, num_cols = reference_RC.shape
     assert num_cols % group_size == 0, (num_cols, group_size)
     v_RGS = reference_RC.reshape(num_rows, num_cols // group_size, group_size).astype(np.float64)
-    codes_RGS = unpack_int4(packed_RW, num_cols).reshape(v_RGS.shape)
+    codes_RGS = codes_RC.reshape(v_RGS.shape)
     error_RGS = v_RGS - codes_RGS * to_float32(scale_RG).astype(np.float64)[..., None]
     return _sum_in_order(error_RGS * error_RGS), _sum_in_order(v_RGS * v_RGS)
 

@@ -7,19 +7,19 @@ from quantkit.checkpoint.source import Checkpoint
 from quantkit.checkpoint.writer import order_tensors
 from quantkit.codecs.float_values import FloatValues
 from quantkit.codecs.fp8_block import Fp8Block
-from quantkit.codecs.int4_group import Int4Group, PackedInt4
-from quantkit.codecs.weight import Weight
+from quantkit.codecs.int4_group import Int4Group
 from quantkit.engines.fusion import check_one_scheme
 from quantkit.errors import RecipeError
 from quantkit.families.family import Family, Role
-from quantkit.layouts import compressed_tensors as ct
-from quantkit.plan.binding import Binding, bind_weights
-from quantkit.plan.completeness import check_complete
-from quantkit.plan.model import Action, Job, Plan, PlannedShard, RuleCount
+from quantkit.layouts import LAYOUTS, Layout
 from quantkit.plan.output_config import output_config
-from quantkit.plan.source_form import SourceForm, source_form
+from quantkit.plan.plan import Action, Job, Output, Plan, PlannedShard, RuleCount
 from quantkit.recipe import Recipe, decide
 from quantkit.tensors import BF16, F16, TensorSpec
+from quantkit.weights.binding import Binding, bind_weights
+from quantkit.weights.completeness import check_complete
+from quantkit.weights.source_form import SourceForm, source_form
+from quantkit.weights.weight import Weight
 
 
 def make_plan(
@@ -34,19 +34,20 @@ def make_plan(
     form = source_form(checkpoint.quantization)
     binding = bind_weights(checkpoint.tensors, form, family.fused_experts)
     roles = {name: family.role_of(name) for name in binding.weights}
-    warnings = check_complete(family, checkpoint, binding, allow_incomplete=allow_incomplete)
+    warnings, is_incomplete = check_complete(family, checkpoint, binding, allow_incomplete=allow_incomplete)
     warnings += _warn_about(binding, roles)
-    target = Int4Group(group_size=recipe.group_size, scales=recipe.scales, signed=recipe.signed_scales)
+    layout = LAYOUTS[recipe.layout]
+    scheme = Int4Group(group_size=recipe.group_size, scales=recipe.scales, signed=recipe.signed_scales)
     actions, counts = _decide_all(recipe, binding.weights, roles)
-    warnings += _keep_undividable(actions, binding.weights, roles, target, family)
-    _check_native(binding.weights, form, target)
+    warnings += _keep_undividable(actions, binding.weights, roles, scheme, family)
+    _check_native(binding.weights, form, scheme)
     check_one_scheme(_schemes(binding.weights, actions))
     rules = _rule_counts(recipe, counts)
     if not allow_unmatched:
         _check_matched(rules, recipe)
-    jobs = [_job(weight, roles[name], actions[name], target) for name, weight in binding.weights.items()]
+    jobs = [_job(weight, roles[name], actions[name], scheme, layout) for name, weight in binding.weights.items()]
     if not any(job.action == Action.INT4 for job in jobs):
-        native = any(isinstance(job.weight.codec, PackedInt4) for job in jobs)
+        native = any(job.weight.is_native_int4 for job in jobs)
         warnings.append(
             "the source is INT4 already: its codes and scales pass through bit for bit"
             if native
@@ -55,14 +56,14 @@ def make_plan(
     return Plan(
         recipe=recipe,
         family=family.name,
-        target=target,
+        layout=layout,
         checkpoint=checkpoint,
         shards=_shards(jobs, checkpoint),
-        config=output_config(checkpoint, family, jobs, target, form),
+        config=output_config(checkpoint, family, jobs, scheme, layout),
         rules=rules,
         dropped=binding.dropped,
         warnings=tuple(warnings),
-        is_incomplete=allow_incomplete,
+        is_incomplete=is_incomplete,
     )
 
 
@@ -73,7 +74,7 @@ def _decide_all(
     counts: Counter[int] = Counter()
     for name, weight in weights.items():
         wanted = "keep"
-        if len(weight.shape) == 2 and name.endswith(".weight"):
+        if weight.is_matrix:
             wanted, rule = decide(recipe.rules, weight.module, roles[name])
             if rule is not None:
                 counts[rule] += 1
@@ -93,17 +94,17 @@ def _keep_undividable(
     actions: dict[str, Action],
     weights: Mapping[str, Weight],
     roles: Mapping[str, Role],
-    target: Int4Group,
+    scheme: Int4Group,
     family: Family,
 ) -> list[str]:
     """A dimension that the group does not divide: an error for known experts, BF16 with a warning elsewhere."""
     kept = []
     for name, weight in weights.items():
-        if actions[name] != Action.INT4 or weight.num_cols % target.group_size == 0:
+        if actions[name] != Action.INT4 or weight.num_cols % scheme.group_size == 0:
             continue
         if roles[name] == Role.ROUTED_EXPERT and family.is_known:
             raise RecipeError(
-                f"has {weight.num_cols} columns, which groups of {target.group_size} do not divide",
+                f"has {weight.num_cols} columns, which groups of {scheme.group_size} do not divide",
                 tensor=name,
                 file=weight.stored.path.name,
                 remedy=f"choose a --group-size that divides {weight.num_cols}",
@@ -113,14 +114,14 @@ def _keep_undividable(
     if not kept:
         return []
     return [
-        f"{len(kept)} weights stay BF16: groups of {target.group_size} do not divide their columns "
+        f"{len(kept)} weights stay BF16: groups of {scheme.group_size} do not divide their columns "
         f"({', '.join(kept[:3])}{', ...' if len(kept) > 3 else ''})"
     ]
 
 
-def _check_native(weights: Mapping[str, Weight], form: SourceForm, target: Int4Group) -> None:
-    native = next((weight for weight in weights.values() if isinstance(weight.codec, PackedInt4)), None)
-    if native is not None and form.int4_group_size != target.group_size:
+def _check_native(weights: Mapping[str, Weight], form: SourceForm, scheme: Int4Group) -> None:
+    native = next((weight for weight in weights.values() if weight.is_native_int4), None)
+    if native is not None and form.int4_group_size != scheme.group_size:
         raise RecipeError(
             f"is INT4 already, in groups of {form.int4_group_size}: it passes through and is never requantized",
             tensor=native.stored.name,
@@ -132,7 +133,7 @@ def _check_native(weights: Mapping[str, Weight], form: SourceForm, target: Int4G
 def _schemes(weights: Mapping[str, Weight], actions: Mapping[str, Action]) -> dict[str, str]:
     """Module to how it lies in the output."""
     return {
-        weight.module: "INT4" if actions[name] == Action.INT4 or isinstance(weight.codec, PackedInt4) else "not INT4"
+        weight.module: "INT4" if actions[name] == Action.INT4 or weight.is_native_int4 else "not INT4"
         for name, weight in weights.items()
         if len(weight.shape) == 2
     }
@@ -170,17 +171,18 @@ def _warn_about(binding: Binding, roles: Mapping[str, Role]) -> list[str]:
     return warnings
 
 
-def _job(weight: Weight, role: Role, action: Action, target: Int4Group) -> Job:
-    outputs: dict[str, tuple[str, TensorSpec]]
+def _job(weight: Weight, role: Role, action: Action, scheme: Int4Group, layout: Layout) -> Job:
     if action == Action.INT4:
-        specs = ct.stored_specs(weight.num_rows, weight.num_cols, group_size=target.group_size)
-        outputs = {leaf: (f"{weight.module}.{leaf}", spec) for leaf, spec in specs.items()}
-    elif action == Action.TO_BF16:
-        outputs = {"values": (weight.name, TensorSpec(BF16, weight.shape))}
-    elif isinstance(weight.codec, PackedInt4):
-        outputs = {part: (stored.name, stored.spec) for part, stored in weight.parts.items()}
+        parts = layout.stored(scheme, weight.num_rows, weight.num_cols)
+        outputs = {
+            part: Output(name=f"{weight.module}.{stored.leaf}", spec=stored.spec, has_rows=stored.has_rows)
+            for part, stored in parts.items()
+        }
+        return Job(weight=weight, role=role, action=action, outputs=outputs, scheme=scheme)
+    if action == Action.TO_BF16:
+        outputs = {"values": Output(name=weight.name, spec=TensorSpec(BF16, weight.shape))}
     else:
-        outputs = {"values": (weight.name, weight.stored.spec)}
+        outputs = {part: Output(name=stored.name, spec=stored.spec) for part, stored in weight.parts.items()}
     return Job(weight=weight, role=role, action=action, outputs=outputs)
 
 
@@ -192,6 +194,6 @@ def _shards(jobs: Sequence[Job], checkpoint: Checkpoint) -> tuple[PlannedShard, 
     shards = []
     for name, shard_jobs in by_path.items():
         if shard_jobs:
-            specs = dict(output for job in shard_jobs for output in job.outputs.values())
+            specs = {output.name: output.spec for job in shard_jobs for output in job.outputs.values()}
             shards.append(PlannedShard(name=name, jobs=tuple(shard_jobs), specs=order_tensors(specs)))
     return tuple(shards)

@@ -1,9 +1,8 @@
 """Disk and memory that a plan needs."""
 
-from pathlib import Path
-
 from quantkit.errors import ResourceError
-from quantkit.plan.model import Plan
+from quantkit.machine import available_memory_bytes
+from quantkit.plan.plan import Plan
 
 BASE_BYTES = 300 << 20  # interpreter, numpy, numba and the compiled kernels
 WORKER_BYTES = 96 << 20  # one task: source rows, decoded rows, packed words, a hash buffer
@@ -31,17 +30,3 @@ def check_memory(num_jobs: int) -> None:
             f"{available / 2**30:.2f} GiB are available",
             remedy="use fewer with --jobs",
         )
-
-
-def available_memory_bytes() -> int | None:
-    """The smaller of the machine's available memory and the container's limit; None where neither is known."""
-    found = []
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) << 10)
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.exists() and limit.read_text().strip().isdigit():
-        found.append(int(limit.read_text()))
-    return min(found) if found else None

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quantkit.plan.model import Action, Job, PlannedShard
+from quantkit.plan.plan import Action, Job, PlannedShard
 
 TASK_BYTES = 16 << 20  # source bytes of one task; a worker holds about four times as much
 

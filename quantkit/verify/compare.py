@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.reader import read_bytes, read_tensor
 from quantkit.checkpoint.source import Checkpoint
-from quantkit.integrity.weight_errors import WeightError, weight_error
-from quantkit.layouts import compressed_tensors as ct
-from quantkit.plan.model import Action, Job, Plan
+from quantkit.integrity.weight_errors import RowCollector, WeightError
+from quantkit.plan.plan import Action, Job, Output, Plan
 from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks, task_bytes_of
 from quantkit.threads import ReportProgress, Step, run_steps
-from quantkit.transcode import Packed, kernels_for, read_rows
+from quantkit.transcode import kernels_for, read_rows
 from quantkit.verify.report import Finding
 
 _CHECK = "values against the source"
@@ -25,9 +23,17 @@ _CHECK = "values against the source"
 class Comparison:
     """Errors of quantized weights, and what did not come out as planned."""
 
-    errors: list[WeightError] = field(default_factory=list)
+    rows: RowCollector = field(default_factory=RowCollector)
     findings: list[Finding] = field(default_factory=list)
-    _rows: dict[str, list[tuple[int, NDArray[np.float64], NDArray[np.float64]]]] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> list[WeightError]:
+        return self.rows.errors
+
+    def collect(self, task: Task, error2_R: NDArray[np.float64], weight2_R: NDArray[np.float64]) -> None:
+        """Rows of a quantized weight."""
+        weight = task.job.weight
+        self.rows.add(weight.name, task.job.role, weight.num_rows, error2_R, weight2_R)
 
 
 def compare_with_source(
@@ -65,7 +71,6 @@ def compare_with_source(
         return step
 
     run_steps(steps(), num_jobs=num_jobs)
-    comparison.errors.sort(key=lambda error: error.name)
     comparison.findings.sort(key=lambda finding: (finding.tensor or "", finding.message))
     return comparison
 
@@ -73,36 +78,28 @@ def compare_with_source(
 def _compare(task: Task, plan: Plan, output: Checkpoint, comparison: Comparison) -> Callable[[], None]:
     job = task.job
     if job.action == Action.COPY:
-        name, _ = job.outputs[task.part]
+        name = job.outputs[task.part].name
         source = read_bytes(job.weight.parts[task.part], task.first, task.last)
         is_same = np.array_equal(source, read_bytes(output.tensors[name], task.first, task.last))
         return _finding(comparison, name, "differs from the source, which it must copy bit for bit", is_same)
     rows = read_rows(job.weight, task.first, task.last)
-    kernels = kernels_for(job.weight)
-    if job.action == Action.TO_BF16:
-        name, _ = job.outputs["values"]
-        expected = kernels.to_bf16(rows)
-        stored = _rows_of(output.tensors[name], job, task)
-        is_same = np.array_equal(expected.reshape(-1), stored.reshape(-1))
+    kernels = kernels_for(job.weight, plan.layout)
+    stored = {part: _rows_of(output, one, task) for part, one in job.outputs.items() if one.has_rows}
+    if job.scheme is None:
+        is_same = np.array_equal(kernels.to_bf16(rows).reshape(-1), stored["values"].reshape(-1))
+        name = job.outputs["values"].name
         return _finding(comparison, name, "is not the source decoded and rounded to BF16", is_same)
-    packed: Packed = (
-        _rows_of(output.tensors[job.outputs[ct.PACKED][0]], job, task),
-        _rows_of(output.tensors[job.outputs[ct.SCALE][0]], job, task),
-    )
-    shape = read_tensor(output.tensors[job.outputs[ct.SHAPE][0]])
-    error2_R, weight2_R = kernels.row_sums(rows, packed, plan.target)
-    is_shape_right = shape.tolist() == [job.weight.num_rows, job.weight.num_cols]
-    report_shape = _finding(comparison, job.outputs[ct.SHAPE][0], f"holds {shape.tolist()}", is_shape_right)
+    bookings = []
+    for part, expected in plan.layout.constants(job.weight.num_rows, job.weight.num_cols).items():
+        name = job.outputs[part].name
+        got = read_tensor(output.tensors[name])
+        bookings.append(_finding(comparison, name, f"holds {got.tolist()}", np.array_equal(got, expected)))
+    error2_R, weight2_R = kernels.row_sums(rows, stored, job.scheme, plan.layout)
 
     def book() -> None:
-        report_shape()
-        blocks = comparison._rows.setdefault(job.weight.name, [])
-        blocks.append((task.last - task.first, error2_R, weight2_R))
-        if sum(block[0] for block in blocks) == job.weight.num_rows:
-            comparison.errors.append(
-                weight_error(job.weight.name, job.role, [one[1] for one in blocks], [one[2] for one in blocks])
-            )
-            del comparison._rows[job.weight.name]
+        for one in bookings:
+            one()
+        comparison.collect(task, error2_R, weight2_R)
 
     return book
 
@@ -115,7 +112,7 @@ def _finding(comparison: Comparison, tensor: str, message: str, is_good: bool) -
     return book
 
 
-def _rows_of(tensor: StoredTensor, job: Job, task: Task) -> NDArray[Any]:
-    row_bytes = tensor.spec.num_bytes // max(1, job.weight.num_rows)
-    raw = read_bytes(tensor, task.first * row_bytes, task.last * row_bytes)
-    return raw.view(tensor.spec.dtype.numpy).reshape(task.last - task.first, -1)
+def _rows_of(output: Checkpoint, one: Output, task: Task) -> NDArray[Any]:
+    row_bytes = one.spec.num_bytes // max(1, task.job.weight.num_rows)
+    raw = read_bytes(output.tensors[one.name], task.first * row_bytes, task.last * row_bytes)
+    return raw.view(one.spec.dtype.numpy).reshape(task.last - task.first, -1)

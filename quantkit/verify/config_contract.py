@@ -5,45 +5,39 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from quantkit.codecs.fp8_block import Fp8Block
-from quantkit.codecs.int4_group import PackedInt4
-from quantkit.codecs.weight import Weight
-from quantkit.families.family import Family, Role
-from quantkit.plan.binding import Binding
+from quantkit.families.family import BUILT_WITHOUT_CONFIG, Family
+from quantkit.patterns import matcher
 from quantkit.verify.report import Finding
+from quantkit.weights.binding import Binding
+from quantkit.weights.weight import Weight
 
 _CHECK = "config and tensors"
-# modules for which engines consult the config; router, head, eh_proj and vision are built without it
-_CONSULTED = {
-    *(Role.ROUTED_EXPERT, Role.SHARED_EXPERT, Role.DENSE_MLP, Role.ATTENTION, Role.KV_B, Role.INDEXER, Role.LINEAR),
-}
 
 
 def check_config(section: Mapping[str, Any], binding: Binding, family: Family) -> Iterator[Finding]:
-    """Packed means targeted and not ignored; a plain Linear means ignored; nothing is left in FP8."""
-    quantized = any(isinstance(weight.codec, PackedInt4) for weight in binding.weights.values())
-    if not quantized:
+    """Packed means not ignored; a plain Linear means ignored, where engines ask; nothing is left in FP8."""
+    if not any(weight.is_native_int4 for weight in binding.weights.values()):
         if section:
             yield Finding(check=_CHECK, message="config.json declares a quantization that no tensor has")
         return
     if section.get("format") != "pack-quantized":
         yield Finding(check=_CHECK, message=f"format is {section.get('format')!r}, engines need 'pack-quantized'")
-    is_ignored = _matcher(section.get("ignore") or ())
+    entries = section.get("ignore") or []
+    try:
+        is_ignored = matcher(entries)
+    except (re.error, TypeError, AttributeError) as error:
+        yield Finding(check=_CHECK, message=f"ignore is {entries!r}, not a list of names and patterns ({error})")
+        return
     for weight in binding.weights.values():
         if isinstance(weight.codec, Fp8Block):
             yield Finding(check=_CHECK, message="is FP8, which the config does not declare", tensor=weight.name)
-        elif isinstance(weight.codec, PackedInt4):
-            if is_ignored(weight.module):
-                yield Finding(check=_CHECK, message="is INT4, but the config ignores it", tensor=weight.name)
-        elif _is_consulted(weight, family) and not is_ignored(weight.module):
+        elif weight.is_native_int4 and is_ignored(weight.module):
+            yield Finding(check=_CHECK, message="is INT4, but the config ignores it", tensor=weight.name)
+        elif _is_asked_for(weight, family) and not is_ignored(weight.module):
             yield Finding(check=_CHECK, message="is a plain Linear that the config makes INT4", tensor=weight.name)
 
 
-def _is_consulted(weight: Weight, family: Family) -> bool:
-    is_matrix = len(weight.shape) == 2 and weight.name.endswith(".weight")
-    return is_matrix and family.role_of(weight.name) in _CONSULTED
-
-
-def _matcher(entries: Any) -> Any:
-    exact = {entry for entry in entries if not entry.startswith("re:")}
-    patterns = [re.compile(entry[3:]) for entry in entries if entry.startswith("re:")]
-    return lambda module: module in exact or any(pattern.match(module) for pattern in patterns)
+def _is_asked_for(weight: Weight, family: Family) -> bool:
+    """Whether it is a plain Linear for which the engines ask the config."""
+    is_plain = weight.is_matrix and not weight.is_native_int4
+    return is_plain and family.role_of(weight.name) not in BUILT_WITHOUT_CONFIG

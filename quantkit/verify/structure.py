@@ -9,12 +9,12 @@ from quantkit.checkpoint.source import INDEX_NAME, Checkpoint, open_checkpoint, 
 from quantkit.errors import QuantkitError
 from quantkit.families import FAMILIES, family_of
 from quantkit.integrity.manifest import MANIFEST_NAME, FileRecord
-from quantkit.plan.binding import bind_weights
-from quantkit.plan.completeness import check_complete
-from quantkit.plan.model import Plan
-from quantkit.plan.source_form import source_form
+from quantkit.plan.plan import Plan
 from quantkit.verify.config_contract import check_config
 from quantkit.verify.report import Finding
+from quantkit.weights.binding import bind_weights
+from quantkit.weights.completeness import check_complete
+from quantkit.weights.source_form import source_form
 
 
 def check_files(directory: Path, records: Mapping[str, FileRecord], *, with_hashes: bool) -> Iterator[Finding]:

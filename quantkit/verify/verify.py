@@ -11,7 +11,7 @@ from quantkit.families import FAMILIES
 from quantkit.integrity.manifest import Manifest, read_manifest
 from quantkit.integrity.weight_errors import class_errors
 from quantkit.plan.make import make_plan
-from quantkit.plan.model import Plan
+from quantkit.plan.plan import Plan
 from quantkit.recipe import parse_recipe
 from quantkit.threads import ReportProgress
 from quantkit.verify.compare import compare_with_source
@@ -80,7 +80,7 @@ def _verify_values(report: VerifyReport, manifest: Manifest, output: Checkpoint,
     )
     classes = class_errors(comparison.errors)
     findings += comparison.findings[:_MAX_FINDINGS]
-    thresholds = check_errors(comparison.errors, classes, group_size=plan.target.group_size)
+    thresholds = check_errors(comparison.errors, classes, group_size=plan.recipe.group_size)
     findings += first_findings(thresholds, _MAX_FINDINGS)
     return replace(
         report,

@@ -170,11 +170,12 @@ def test_signals_leave_nothing(number, code, tiny_checkpoint, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_partial_directory_of_a_killed_run_is_replaced(tiny_checkpoint, tmp_path):
+@pytest.mark.parametrize("name", [".quantkit-partial", "conversion.json"])
+def test_partial_directory_of_a_killed_run_is_replaced(name, tiny_checkpoint, tmp_path):
     source = tiny_checkpoint().directory
     partial = tmp_path / "out.partial"
     partial.mkdir()
-    (partial / ".quantkit-lock").write_text("")
+    (partial / name).write_text("")
     (partial / "model-00001-of-00002.safetensors").write_bytes(b"half")
     assert run("convert", source, "-o", tmp_path / "out", "-q").returncode == 0
     assert not partial.exists()

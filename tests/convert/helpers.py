@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from quantkit.convert.convert import ConvertReport, convert_checkpoint
 from quantkit.plan.make import make_plan
-from quantkit.plan.resolve import resolve_source
 from quantkit.recipe import override
+from quantkit.sources import resolve_source
 
 
 def convert(

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.plan.make import make_plan
-from quantkit.plan.model import Plan
-from quantkit.plan.resolve import resolve_source
+from quantkit.plan.plan import Plan
 from quantkit.recipe import override
+from quantkit.sources import resolve_source
 
 
 def plan_of(source: Path, *, allow_incomplete: bool = False, **changes: Any) -> Plan:

@@ -42,8 +42,9 @@ def test_every_fused_kernel_gives_the_bytes_of_the_specification(
     form, signed, scales, tiny_checkpoint, tmp_path, monkeypatch
 ):
     source = tiny_checkpoint(source_format=form)
-    keys = {weight.codec.name for weight in (job.weight for job in plan_of(source.directory).jobs)}
-    assert keys & set(transcode.FUSED_CPU)
+    keys = {(job.weight.codec.name, "compressed-tensors") for job in plan_of(source.directory).jobs if job.scheme}
+    assert keys
+    assert keys <= set(transcode.FUSED_CPU)
     convert(source.directory, tmp_path / "fused", scales=scales, signed_scales=signed)
     monkeypatch.setattr(transcode, "FUSED_CPU", {})
     convert(source.directory, tmp_path / "composed", scales=scales, signed_scales=signed)
@@ -69,7 +70,7 @@ def test_importing_the_conversion_path_imports_no_torch():
     import sys
 
     code = (
-        "import sys, quantkit.convert.convert, quantkit.verify.verify, quantkit.plan.resolve;"
+        "import sys, quantkit.convert.convert, quantkit.verify.verify, quantkit.sources;"
         "import quantkit.numerics.fused_cpu;"
         "bad = {'torch', 'transformers', 'safetensors', 'rich'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
     )

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from quantkit.errors import SourceError
-from quantkit.families import FAMILIES, ExpectedTensor, Role, family_of, stored_specs
+from quantkit.families import FAMILIES, ExpectedTensor, Role, family_of
+from quantkit.weights.source_form import SourceForm
+from quantkit.weights.stored import stored_specs
+
+FORMS = {
+    "bf16": SourceForm(),
+    "fp8_block": SourceForm(fp8_blocks=((128, 128),)),
+    "int4_native": SourceForm(int4_group_size=32),
+}
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -39,20 +47,20 @@ def expected(config: dict[str, Any], **options: Any) -> dict[str, ExpectedTensor
 @pytest.mark.parametrize(("name", "form", "num_tensors", "gib"), TOTALS)
 def test_totals_are_those_of_the_published_checkpoint(name, form, num_tensors, gib):
     config = read_config(name)
-    stored = dict(stored_specs(family_of(config).assumed_tensors(config), form))
+    stored = dict(stored_specs(family_of(config).assumed_tensors(config), FORMS[form]))
     assert len(stored) == num_tensors
     assert sum(spec.num_bytes for spec in stored.values()) / 2**30 == pytest.approx(gib, abs=0.01)
 
 
 def test_bytes_of_glm_5_2_fp8_are_the_total_size_of_its_index():
     config = read_config("glm-5.2-fp8")
-    stored = stored_specs(family_of(config).assumed_tensors(config), "fp8_block")
+    stored = stored_specs(family_of(config).assumed_tensors(config), FORMS["fp8_block"])
     assert sum(spec.num_bytes for _, spec in stored) == 755_617_140_416
 
 
 def test_glm_4_6_has_no_copies_in_its_mtp_layer():
     config = read_config("glm-4.6")
-    stored = dict(stored_specs(family_of(config).assumed_tensors(config, mtp_copies=False), "bf16"))
+    stored = dict(stored_specs(family_of(config).assumed_tensors(config, mtp_copies=False), FORMS["bf16"]))
     assert len(stored) == 44_689
     assert sum(spec.num_bytes for spec in stored.values()) / 2**30 == pytest.approx(664.57, abs=0.01)
 
@@ -78,7 +86,7 @@ def test_mtp_copies_are_optional_and_the_rest_of_the_mtp_layer_is_not():
 
 def test_fp8_blocks_hold_what_published_checkpoints_store_as_fp8():
     config = read_config("glm-5.2-fp8")
-    stored = dict(stored_specs(family_of(config).assumed_tensors(config), "fp8_block"))
+    stored = dict(stored_specs(family_of(config).assumed_tensors(config), FORMS["fp8_block"]))
     layer = "model.layers.6.self_attn."
     for leaf in ("kv_b_proj", "indexer.wq_b", "indexer.wk", "q_a_proj", "o_proj"):
         assert stored[f"{layer}{leaf}.weight"].dtype.name == "F8_E4M3", leaf
@@ -98,7 +106,7 @@ def test_fp8_blocks_hold_what_published_checkpoints_store_as_fp8():
 
 def test_native_int4_packs_routed_experts_only():
     config = read_config("kimi-k2.5")
-    stored = dict(stored_specs(family_of(config).assumed_tensors(config), "int4_native"))
+    stored = dict(stored_specs(family_of(config).assumed_tensors(config), FORMS["int4_native"]))
     expert = "language_model.model.layers.1.mlp.experts.0.down_proj"
     assert str(stored[f"{expert}.weight_packed"]) == "I32[7168, 256]"
     assert str(stored[f"{expert}.weight_scale"]) == "BF16[7168, 64]"

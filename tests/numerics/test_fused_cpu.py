@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -47,7 +48,11 @@ def test_fp8_gives_the_bytes_of_the_specification(rows, block, group_size, rando
         assert_same_bytes(f"{scales} packed", expected[0], packed)
         assert_same_bytes(f"{scales} scale", expected[1], scale)
         sums = fused_cpu.error_rows_fp8(codes, scale_BB, packed, scale, **where, group_size=group_size)
-        for want, got in zip(metrics.error_rows(values, packed, scale, group_size), sums, strict=True):
+        for want, got in zip(
+            metrics.error_rows(values, packing.unpack_int4(packed, values.shape[1]), scale, group_size),
+            sums,
+            strict=True,
+        ):
             assert_same_bytes("error", want, got)
 
 
@@ -69,7 +74,11 @@ def test_values_give_the_bytes_of_the_specification(kind, group_size, assert_sam
             assert_same_bytes(f"{scales} packed", expected[0], packed)
             assert_same_bytes(f"{scales} scale", expected[1], scale)
             sums = fused_cpu.error_rows_values(source, packed, scale, group_size=group_size)
-            for want, got in zip(metrics.error_rows(wide, packed, scale, group_size), sums, strict=True):
+            for want, got in zip(
+                metrics.error_rows(wide, packing.unpack_int4(packed, wide.shape[1]), scale, group_size),
+                sums,
+                strict=True,
+            ):
                 assert_same_bytes("error", want, got)
 
 
@@ -196,3 +205,28 @@ def test_only_the_fused_path_imports_numba():
     assert result.stdout == "set()\n", result.stderr
     result = _run("import sys, quantkit.numerics.fused_cpu\nprint('torch' in sys.modules)")
     assert result.stdout == "False\n", result.stderr
+
+
+_LOOK_AT_THE_CODE = r"""
+import re
+import numpy as np
+from llvmlite import binding
+from quantkit.numerics import fused_cpu, fused_tiles
+
+fused_cpu.quantize_fp8(np.ones((16, 512), np.uint8), np.ones((1, 4), np.float32), block=(128, 128), group_size=32)
+code = "\n".join(fused_tiles.quantize_tiles.inspect_llvm().values())
+assert len(re.findall(r"fmul <16 x float>", code)) >= 4
+if binding.get_host_cpu_features().get("avx512f"):
+    assembly = "\n".join(fused_tiles.quantize_tiles.inspect_asm().values())
+    for name in ("vmulps", "vrndscaleps", r"vfmadd\d+pd", "vcvttps2dq"):
+        assert re.search(name + r"\s.*%zmm", assembly), name
+"""
+
+
+def test_the_search_runs_on_vectors(tmp_path):
+    """Sixteen lanes in the code that LLVM gets, and whole registers in what it makes of it where there are such."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}  # cached code cannot be looked at
+    result = subprocess.run(
+        [sys.executable, "-c", _LOOK_AT_THE_CODE], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr

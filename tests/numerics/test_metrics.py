@@ -1,6 +1,6 @@
 import numpy as np
 
-from quantkit.numerics import bfloat16, metrics, packing
+from quantkit.numerics import bfloat16, metrics
 
 
 def _case(rows=9, cols=256):
@@ -13,7 +13,7 @@ def _case(rows=9, cols=256):
 
 def test_sums_have_the_stated_order():
     reference, codes, scale = _case(rows=2)
-    err2, ref2 = metrics.error_rows(reference, packing.pack_int4(codes), scale, 64)
+    err2, ref2 = metrics.error_rows(reference, codes, scale, 64)
     for row in range(2):
         row_err2 = row_ref2 = 0.0
         for group in range(4):
@@ -30,18 +30,17 @@ def test_sums_have_the_stated_order():
 
 def test_row_blocks_do_not_change_sums():
     reference, codes, scale = _case()
-    packed = packing.pack_int4(codes)
-    whole = metrics.error_rows(reference, packed, scale, 64)
+    whole = metrics.error_rows(reference, codes, scale, 64)
     for rows in (1, 4, 7):
         for start in range(0, 9, rows):
             part = slice(start, start + rows)
-            sums = metrics.error_rows(reference[part], packed[part], scale[part], 64)
+            sums = metrics.error_rows(reference[part], codes[part], scale[part], 64)
             assert [s.tolist() for s in sums] == [s[part].tolist() for s in whole]
 
 
 def test_no_rows_and_no_columns_are_no_error():
     none = np.zeros((0, 64), np.float32)
-    err2, ref2 = metrics.error_rows(none, np.zeros((0, 8), np.int32), np.zeros((0, 1), np.uint16), 64)
+    err2, ref2 = metrics.error_rows(none, np.zeros((0, 64), np.int8), np.zeros((0, 1), np.uint16), 64)
     assert err2.shape == ref2.shape == (0,)
     err2, ref2 = metrics.error_rows(
         np.zeros((3, 0), np.float32), np.zeros((3, 0), np.int32), np.zeros((3, 0), np.uint16), 64

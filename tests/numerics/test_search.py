@@ -115,7 +115,7 @@ def _relative_error(weight, fp8_weight, group_size, scales, signed=True):
     codes, scale_BB = fp8_weight(weight)
     packed, scale = quantize_fp8(codes, scale_BB, block=(128, 128), group_size=group_size, scales=scales, signed=signed)
     source = fp8.dequantize(codes, scale_BB, block=(128, 128))
-    err2, ref2 = metrics.error_rows(source, packed, scale, group_size)
+    err2, ref2 = metrics.error_rows(source, packing.unpack_int4(packed, source.shape[1]), scale, group_size)
     return float(np.sqrt(err2.sum() / ref2.sum()))
 
 

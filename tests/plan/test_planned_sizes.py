@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from quantkit.families import family_of
-from quantkit.plan.from_config import checkpoint_from_config
 from quantkit.plan.make import make_plan
 from quantkit.recipe import builtin_recipe, override
+from quantkit.weights.from_config import checkpoint_from_config
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 GIB = 2**30

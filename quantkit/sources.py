@@ -10,9 +10,9 @@ from quantkit.checkpoint.source import Checkpoint, open_checkpoint
 from quantkit.errors import RecipeError, SourceError, UsageError
 from quantkit.families import FAMILIES, family_of
 from quantkit.families.family import Family, Role
-from quantkit.plan.from_config import checkpoint_from_config
 from quantkit.recipe import Recipe, builtin_names, builtin_recipe, default_recipe, load_recipe
 from quantkit.recipe_files import recipe_summaries
+from quantkit.weights.from_config import checkpoint_from_config
 
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 

@@ -7,8 +7,8 @@ from quantkit.checkpoint.sidecars import Sidecars
 from quantkit.checkpoint.source import Checkpoint, Shard, quantization_section, read_json
 from quantkit.errors import SourceError
 from quantkit.families import family_of
-from quantkit.families.stored import SourceForm, stored_specs
-from quantkit.plan.source_form import source_form
+from quantkit.weights.source_form import source_form
+from quantkit.weights.stored import stored_specs
 
 VIRTUAL_SHARD = "model.safetensors"
 
@@ -25,21 +25,10 @@ def checkpoint_from_config(path: Path) -> Checkpoint:
         )
     _, section = quantization_section(config)
     form = source_form(section)
-    stored_form: SourceForm = "bf16"
-    if form.int4_group_size is not None:
-        stored_form = "int4_native"
-    elif form.fp8_blocks:
-        if form.fp8_blocks != ((128, 128),):
-            raise SourceError(
-                "only FP8 blocks of 128 x 128 can be planned from a config alone",
-                file=path.name,
-                remedy="plan from the checkpoint directory instead",
-            )
-        stored_form = "fp8_block"
     tensors: dict[str, StoredTensor] = {}
     position = 0
     shard_path = path.parent / VIRTUAL_SHARD
-    for name, spec in stored_specs(family.assumed_tensors(config), stored_form):
+    for name, spec in stored_specs(family.assumed_tensors(config), form):
         tensors[name] = StoredTensor(name, spec, shard_path, position)
         position += spec.num_bytes
     shard = Shard(name=VIRTUAL_SHARD, path=shard_path, file_bytes=position, tensors=tuple(tensors.values()))

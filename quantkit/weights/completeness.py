@@ -3,16 +3,19 @@
 from quantkit.checkpoint.source import Checkpoint
 from quantkit.errors import SourceError
 from quantkit.families.family import ExpectedTensor, Family
-from quantkit.plan.binding import Binding
+from quantkit.weights.binding import Binding
 
 
-def check_complete(family: Family, checkpoint: Checkpoint, binding: Binding, *, allow_incomplete: bool) -> list[str]:
-    """Warnings for what may be absent; SourceError for a missing weight or a shape that the config contradicts.
+def check_complete(
+    family: Family, checkpoint: Checkpoint, binding: Binding, *, allow_incomplete: bool
+) -> tuple[list[str], bool]:
+    """Warnings for what may be absent, and whether weights are missing by the user's leave.
 
+    Raises SourceError for a missing weight or a shape that the config contradicts.
     A model saved without its MTP layer is whole: that is a warning. Half an MTP layer is not.
     """
     if not family.is_known:
-        return []
+        return [], False
     root = text_root(binding)
     expected = list(family.expected_tensors(checkpoint.config, root=root))
     for tensor in expected:
@@ -39,7 +42,7 @@ def check_complete(family: Family, checkpoint: Checkpoint, binding: Binding, *, 
         _refuse(missing)
     if missing:
         warnings.append(f"{len(missing)} weights are missing ({missing[0].name}, ...): the output will lack them too")
-    return warnings
+    return warnings, bool(missing)
 
 
 def text_root(binding: Binding) -> str:

@@ -7,10 +7,11 @@ that fused and per-expert checkpoints give the same output.
 from collections.abc import Iterator, Mapping
 
 from quantkit.checkpoint.header import StoredTensor
+from quantkit.codecs.codec import Codec
 from quantkit.codecs.float_values import FloatValues
 from quantkit.codecs.fp8_block import Fp8Block
-from quantkit.codecs.weight import Codec, Weight
 from quantkit.errors import SourceError
+from quantkit.weights.weight import Weight
 
 
 def is_fused_expert(tensor: StoredTensor, projections: Mapping[str, tuple[str, ...]]) -> bool:
@@ -35,17 +36,20 @@ def split_fused(
     for expert in range(num_experts):
         for position, part_leaf in enumerate(leaves):
             first = position * part_rows
-            name = f"{parent}.{expert}.{part_leaf}.weight"
-            codes = tensor.item(expert, name=tensor.name).rows(first, first + part_rows)
+            module = f"{parent}.{expert}.{part_leaf}"
+            codes = tensor.item(expert, name=tensor.name).rows(first, first + part_rows, name=f"{module}.weight")
             parts = {"values": codes}
             codec: Codec = FloatValues(dtype=tensor.spec.dtype)
             if scale is not None and block is not None:
                 scale_first, row_offset = divmod(first, block[0])
                 scale_last = -(-(first + part_rows) // block[0])
-                one_scale = scale.item(expert, name=scale.name).rows(scale_first, scale_last)
+                one_scale = scale.item(expert, name=scale.name)
+                one_scale = one_scale.rows(scale_first, scale_last, name=f"{module}.weight_scale_inv")
                 parts = {"codes": codes, "scale": one_scale}
                 codec = Fp8Block(block_rows=block[0], block_cols=block[1], row_offset=row_offset)
-            yield Weight(name=name, shape=(part_rows, cols), codec=codec, main=next(iter(parts)), parts=parts)
+            yield Weight(
+                name=f"{module}.weight", shape=(part_rows, cols), codec=codec, main=next(iter(parts)), parts=parts
+            )
 
 
 def _check_orientation(

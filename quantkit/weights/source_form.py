@@ -21,9 +21,13 @@ _UNSUPPORTED_REMEDY = "supported sources: FP8 (E4M3), BF16, FP16, FP32 and INT4 
 class SourceForm:
     """``fp8_blocks``: the block shapes that the config declares; ``int4_group_size``: of native INT4 weights."""
 
-    method: str
     fp8_blocks: tuple[Block, ...] = ()
     int4_group_size: int | None = None
+
+    def block_size(self, rows: int, cols: int, choice: int = 0) -> tuple[int, int]:
+        """One of the declared blocks at the size of a matrix."""
+        block_rows, block_cols = self.fp8_blocks[choice]
+        return max(block_rows or rows, 1), max(block_cols or cols, 1)
 
 
 def source_form(section: Mapping[str, Any]) -> SourceForm:
@@ -47,8 +51,8 @@ def _fp8(section: Mapping[str, Any]) -> SourceForm:
         raise _unsupported(f"fmt {fmt!r}", "only E4M3 is read")
     block = section.get("weight_block_size")
     if block is None:
-        return SourceForm(method="fp8", fp8_blocks=(TENSOR, CHANNEL))
-    return SourceForm(method="fp8", fp8_blocks=(_block(block, "weight_block_size"),))
+        return SourceForm(fp8_blocks=(TENSOR, CHANNEL))
+    return SourceForm(fp8_blocks=(_block(block, "weight_block_size"),))
 
 
 def _block(value: Any, key: str) -> Block:
@@ -65,12 +69,12 @@ def _block(value: Any, key: str) -> Block:
 def _modelopt(section: Mapping[str, Any]) -> SourceForm:
     algorithm = str(section.get("quant_algo", "")).upper()
     if algorithm == "FP8":
-        return SourceForm(method="modelopt", fp8_blocks=(TENSOR,))
+        return SourceForm(fp8_blocks=(TENSOR,))
     if algorithm in {"FP8_PER_CHANNEL_PER_TOKEN", "FP8_PC_PT"}:
-        return SourceForm(method="modelopt", fp8_blocks=(CHANNEL,))
+        return SourceForm(fp8_blocks=(CHANNEL,))
     if algorithm in {"FP8_PB_WO", "FP8_BLOCK"}:
         block = section.get("weight_block_size", [128, 128])
-        return SourceForm(method="modelopt", fp8_blocks=(_block(block, "weight_block_size"),))
+        return SourceForm(fp8_blocks=(_block(block, "weight_block_size"),))
     raise _unsupported(f"quant_algo {algorithm or 'missing'!r}")
 
 
@@ -97,7 +101,6 @@ def _compressed_tensors(section: Mapping[str, Any]) -> SourceForm:
     if len(int4_sizes) > 1:
         raise _unsupported(f"INT4 groups of several sizes {sorted(int4_sizes)}")
     return SourceForm(
-        method="compressed-tensors",
         fp8_blocks=tuple(dict.fromkeys(blocks)),
         int4_group_size=int4_sizes.pop() if int4_sizes else None,
     )
@@ -132,7 +135,7 @@ class SourceMethod:
 
 
 SOURCE_METHODS: Mapping[str, SourceMethod] = {
-    "none": SourceMethod(read=lambda _: SourceForm(method="none"), forms=("BF16, FP16 or FP32 weights",)),
+    "none": SourceMethod(read=lambda _: SourceForm(), forms=("BF16, FP16 or FP32 weights",)),
     "fp8": SourceMethod(
         read=_fp8,
         forms=("E4M3 in the blocks of `weight_block_size` (DeepSeek style), ragged edges included", "E4M3 per tensor"),

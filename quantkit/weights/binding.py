@@ -11,14 +11,13 @@ from typing import NoReturn
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.codecs.float_values import FloatValues
 from quantkit.codecs.fp8_block import Fp8Block
-from quantkit.codecs.int4_group import PackedInt4
-from quantkit.codecs.opaque import Opaque
-from quantkit.codecs.weight import Weight
+from quantkit.codecs.opaque import NativeInt4, Opaque
 from quantkit.errors import SourceError
 from quantkit.layouts import compressed_tensors as ct
-from quantkit.plan.fused_experts import is_fused_expert, split_fused
-from quantkit.plan.source_form import Block, SourceForm
 from quantkit.tensors import BF16, F8_E4M3, F8_E5M2, F8_E8M0, F16, F32, I8, I32, U8
+from quantkit.weights.fused_experts import is_fused_expert, split_fused
+from quantkit.weights.source_form import SourceForm
+from quantkit.weights.weight import Weight
 
 # suffixes of a weight's multiplier, behind the stem of ``<stem>.weight`` or behind a bare parameter's name
 _WEIGHT_SCALES = (".weight_scale_inv", ".weight_scale", ".scale", ".weight.scale")
@@ -165,8 +164,8 @@ def _block_of(tensor: StoredTensor, scale: StoredTensor, form: SourceForm, rows:
             "download the config.json that belongs to this checkpoint",
         )
     expected = []
-    for block in form.fp8_blocks:
-        size = _whole(block, rows, cols)
+    for choice in range(len(form.fp8_blocks)):
+        size = form.block_size(rows, cols, choice)
         grid = Fp8Block(block_rows=size[0], block_cols=size[1]).grid_shape(rows, cols)
         if scale.spec.shape in _grid_shapes(grid):
             return size
@@ -176,10 +175,6 @@ def _block_of(tensor: StoredTensor, scale: StoredTensor, form: SourceForm, rows:
         f"has shape {list(scale.spec.shape)}, but {list(tensor.spec.shape)} needs {' or '.join(map(str, expected))}",
         "the config and the shards belong to different checkpoints; download both again",
     )
-
-
-def _whole(block: Block, rows: int, cols: int) -> tuple[int, int]:
-    return max(block[0] or rows, 1), max(block[1] or cols, 1)
 
 
 def _grid_shapes(grid: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
@@ -238,7 +233,7 @@ def _packed_int4(packed: StoredTensor, tensors: Mapping[str, StoredTensor], form
     parts = {"packed": packed, "scale": scale}
     if stem + ct.SHAPE in tensors:
         parts["shape"] = tensors[stem + ct.SHAPE]
-    codec = PackedInt4(group_size=group_size, num_cols=cols)
+    codec = NativeInt4(group_size=group_size)
     return Weight(name=stem + "weight", shape=(rows, cols), codec=codec, main="packed", parts=parts)
 
 

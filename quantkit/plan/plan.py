@@ -11,10 +11,11 @@ from quantkit.checkpoint.header import encode_header
 from quantkit.checkpoint.source import Checkpoint
 from quantkit.checkpoint.writer import METADATA
 from quantkit.codecs.int4_group import Int4Group
-from quantkit.codecs.weight import Weight
 from quantkit.families.family import Role
+from quantkit.layouts import Layout
 from quantkit.recipe import Recipe
 from quantkit.tensors import TensorSpec
+from quantkit.weights.weight import Weight
 
 
 class Action(StrEnum):
@@ -26,17 +27,32 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """One output tensor. ``has_rows``: its first dimension is the weight's rows."""
+
+    name: str
+    spec: TensorSpec
+    has_rows: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One weight and its output tensors: ``outputs`` maps a part (packed, scale, ...) to name and spec."""
+    """One weight and its output tensors by part; ``scheme`` is set where it becomes INT4."""
 
     weight: Weight
     role: Role
     action: Action
-    outputs: Mapping[str, tuple[str, TensorSpec]]
+    outputs: Mapping[str, Output]
+    scheme: Int4Group | None = None
+
+    @property
+    def is_int4(self) -> bool:
+        """Whether the output holds it as INT4, made here or native."""
+        return self.scheme is not None or self.weight.is_native_int4
 
     @property
     def output_bytes(self) -> int:
-        return sum(spec.num_bytes for _, spec in self.outputs.values())
+        return sum(output.spec.num_bytes for output in self.outputs.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +84,7 @@ class RuleCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartTotal:
-    """All weights of one role that share an action."""
+    """All weights of one role that share an action and a source codec."""
 
     role: Role
     action: Action
@@ -81,18 +97,21 @@ class PartTotal:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Complete and checked. ``config`` is the output's config.json, ``documents`` the other small files."""
+    """Complete and checked. ``config`` is the output's config.json.
+
+    ``is_incomplete``: weights that the source's config promises are missing, by the user's leave.
+    """
 
     recipe: Recipe
     family: str
-    target: Int4Group
+    layout: Layout
     checkpoint: Checkpoint
     shards: tuple[PlannedShard, ...]
     config: Mapping[str, Any]
     rules: tuple[RuleCount, ...]
     dropped: Mapping[str, str]
     warnings: tuple[str, ...]
-    is_incomplete: bool = False  # weights that the config promises are missing, by the user's leave
+    is_incomplete: bool = False
 
     @property
     def jobs(self) -> Iterator[Job]:
@@ -110,6 +129,12 @@ class Plan:
     def weight_map(self) -> dict[str, str]:
         """Tensor name to shard name, sorted by tensor name."""
         return dict(sorted((name, shard.name) for shard in self.shards for name in shard.specs))
+
+    @cached_property
+    def int4_share(self) -> float:
+        """Share of the elements that are INT4 in the output."""
+        total = sum(job.weight.num_elements for job in self.jobs)
+        return sum(job.weight.num_elements for job in self.jobs if job.is_int4) / total if total else 0.0
 
     @cached_property
     def parts(self) -> tuple[PartTotal, ...]:

@@ -1,0 +1,35 @@
+"""What this machine, container or cpuset gives to the process."""
+
+import math
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_cores() -> int:
+    """Cores that this process may use: its affinity, and a container's quota where one is set."""
+    cores = len(os.sched_getaffinity(0))
+    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
+    return cores
+
+
+def available_memory_bytes() -> int | None:
+    """The smaller of the machine's available memory and what is left of a container's; None where neither is known."""
+    found = []
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            found.append(int(line.split()[1]) << 10)
+    limit, used = _read(_CGROUP / "memory.max"), _read(_CGROUP / "memory.current")
+    if limit.isdigit():
+        found.append(max(0, int(limit) - int(used if used.isdigit() else 0)))
+    return min(found) if found else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,1 @@
+"""The logical weights of a checkpoint: which stored parts make each, and in which format."""

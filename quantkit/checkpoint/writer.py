@@ -32,11 +32,11 @@ class ShardWriter:
         self.specs = dict(specs)
         header = encode_header(self.specs, METADATA)
         self._begin: dict[str, int] = {}
-        self._missing: dict[str, int] = {}
+        self._written: dict[str, list[tuple[int, int]]] = {}  # spans of bytes, in order, merged where they meet
         position = len(header)
         for name, spec in self.specs.items():
             self._begin[name] = position
-            self._missing[name] = spec.num_bytes
+            self._written[name] = []
             position += spec.num_bytes
         self.file_bytes = position
         self._lock = threading.Lock()
@@ -53,12 +53,15 @@ class ShardWriter:
         with named_errors(self.path):
             self._write_at(data, self._begin[name] + first_byte)
         with self._lock:
-            self._missing[name] -= len(data)
+            self._written[name] = _merged(self._written[name], (first_byte, first_byte + len(data)))
 
     def close(self) -> None:
         """Flush to the disk. A byte that nobody wrote is a bug of ours."""
-        incomplete = {name: missing for name, missing in self._missing.items() if missing}
-        assert not incomplete, f"{self.path.name}: bytes not written: {incomplete}"
+        for name, spec in self.specs.items():
+            if spec.num_bytes and self._written[name] != [(0, spec.num_bytes)]:
+                raise AssertionError(
+                    f"{self.path.name}: {name}: written {self._written[name]} of {spec.num_bytes} bytes"
+                )
         with named_errors(self.path):
             os.fsync(self._descriptor)
         self.abort()
@@ -73,3 +76,18 @@ class ShardWriter:
         while data:
             count = os.pwrite(self._descriptor, data[: 1 << 30], position)
             data, position = data[count:], position + count
+
+
+def _merged(spans: list[tuple[int, int]], new: tuple[int, int]) -> list[tuple[int, int]]:
+    """Spans with one more. Every byte is written once: an overlap is a bug of ours."""
+    if new[0] == new[1]:
+        return spans
+    merged: list[tuple[int, int]] = []
+    for span in sorted([*spans, new]):
+        if merged and span[0] < merged[-1][1]:
+            raise AssertionError(f"bytes {span} are written twice")
+        if merged and span[0] == merged[-1][1]:
+            merged[-1] = (merged[-1][0], span[1])
+        else:
+            merged.append(span)
+    return merged

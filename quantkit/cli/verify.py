@@ -34,15 +34,17 @@ def verify(
     from quantkit.cli.show_results import show_verification
     from quantkit.machine import available_cores
     from quantkit.sources import resolve_source
-    from quantkit.verify.verify import ValueCheck, verify_output
+    from quantkit.verify.verify import verify_output
 
     checkpoint = None if source is None else resolve_source(source).checkpoint
     with render.progress("verify", is_quiet=quiet) as advance:
-        values = None
-        if checkpoint is not None:
-            num_jobs = jobs or available_cores()
-            values = ValueCheck(source=checkpoint, is_fast=fast, num_jobs=num_jobs, report_progress=advance)
-        report = verify_output(output, values)
+        report = verify_output(
+            output,
+            source=checkpoint,
+            is_fast=fast,
+            num_jobs=jobs or available_cores(),
+            report_progress=advance,
+        )
     show_verification(report, as_json=as_json)
     if not report.is_good:
         if as_json:

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from quantkit.errors import VerificationError
@@ -75,6 +75,9 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _records(section: Mapping[str, Any]) -> dict[str, FileRecord]:
-    return {
-        name: FileRecord(file_bytes=int(entry["bytes"]), sha256=str(entry["sha256"])) for name, entry in section.items()
-    }
+    records = {}
+    for name, entry in section.items():
+        if not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise ValueError(f"the file name {name!r}")
+        records[name] = FileRecord(file_bytes=int(entry["bytes"]), sha256=str(entry["sha256"]))
+    return records

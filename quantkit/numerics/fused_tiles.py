@@ -7,14 +7,10 @@ states, or is exact.
 """
 # ruff: noqa: PLR0913, PLR0917
 
-from collections.abc import Callable
-from typing import Any
-
-from numba import njit
-
 from quantkit.numerics.absmax import ZERO_GROUP_SCALE
 from quantkit.numerics.bfloat16 import MIN_NORMAL
 from quantkit.numerics.fp8 import E4M3_UNIT
+from quantkit.numerics.kernel_cache import compiled as _jit
 from quantkit.numerics.search import MAX_WEIGHT
 from quantkit.numerics.simd import (
     LANES,
@@ -50,17 +46,6 @@ from quantkit.numerics.simd import (
 )
 
 FP8, BF16, F32 = 0, 1, 2  # kinds of source
-
-
-def _jit(function: Callable[..., Any]) -> Any:
-    """Compiled without the GIL, and cached on disk where that may be written to."""
-    # the cache knows this file's time stamp only: touch it when simd.py or an imported constant changes
-    try:
-        return njit(nogil=True, cache=True)(function)
-    except RuntimeError as error:
-        if "cannot cache" not in str(error):
-            raise
-        return njit(nogil=True)(function)
 
 
 @_jit

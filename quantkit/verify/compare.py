@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.checkpoint.reader import read_bytes, read_tensor
+from quantkit.checkpoint.header import StoredTensor
+from quantkit.checkpoint.reader import read_bytes
 from quantkit.checkpoint.source import Checkpoint
+from quantkit.errors import SourceError, VerificationError
 from quantkit.integrity.weight_errors import RowCollector, WeightError
 from quantkit.plan.plan import Action, Job, Output, Plan
 from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks, task_bytes_of
@@ -80,7 +82,7 @@ def _compare(task: Task, plan: Plan, output: Checkpoint, comparison: Comparison)
     if job.action == Action.COPY:
         name = job.outputs[task.part].name
         source = read_bytes(job.weight.parts[task.part], task.first, task.last)
-        is_same = np.array_equal(source, read_bytes(output.tensors[name], task.first, task.last))
+        is_same = np.array_equal(source, _read_output(output.tensors[name], task.first, task.last))
         return _finding(comparison, name, "differs from the source, which it must copy bit for bit", is_same)
     rows = read_rows(job.weight, task.first, task.last)
     kernels = kernels_for(job.weight, plan.layout)
@@ -92,7 +94,8 @@ def _compare(task: Task, plan: Plan, output: Checkpoint, comparison: Comparison)
     bookings = []
     for part, expected in plan.layout.constants(job.weight.num_rows, job.weight.num_cols).items():
         name = job.outputs[part].name
-        got = read_tensor(output.tensors[name])
+        stored_bytes = _read_output(output.tensors[name], 0, expected.nbytes)
+        got = stored_bytes.view(expected.dtype).reshape(expected.shape)
         bookings.append(_finding(comparison, name, f"holds {got.tolist()}", np.array_equal(got, expected)))
     error2_R, weight2_R = kernels.row_sums(rows, stored, job.scheme, plan.layout)
 
@@ -112,7 +115,17 @@ def _finding(comparison: Comparison, tensor: str, message: str, is_good: bool) -
     return book
 
 
+def _read_output(tensor: StoredTensor, first: int, last: int) -> NDArray[np.uint8]:
+    """Bytes of the output: what is wrong here is damage, not a bad source."""
+    try:
+        return read_bytes(tensor, first, last)
+    except SourceError as error:
+        raise VerificationError(
+            error.message, tensor=error.tensor, file=error.file, remedy="check the disk, or convert again"
+        ) from error
+
+
 def _rows_of(output: Checkpoint, one: Output, task: Task) -> NDArray[Any]:
     row_bytes = one.spec.num_bytes // max(1, task.job.weight.num_rows)
-    raw = read_bytes(output.tensors[one.name], task.first * row_bytes, task.last * row_bytes)
+    raw = _read_output(output.tensors[one.name], task.first * row_bytes, task.last * row_bytes)
     return raw.view(one.spec.dtype.numpy).reshape(task.last - task.first, -1)

@@ -24,6 +24,8 @@ def check_config(section: Mapping[str, Any], binding: Binding, family: Family) -
         yield Finding(check=_CHECK, message=f"format is {section.get('format')!r}, engines need 'pack-quantized'")
     entries = section.get("ignore") or []
     try:
+        if not isinstance(entries, list):
+            raise TypeError("not a list")
         is_ignored = matcher(entries)
     except (re.error, TypeError, AttributeError) as error:
         yield Finding(check=_CHECK, message=f"ignore is {entries!r}, not a list of names and patterns ({error})")

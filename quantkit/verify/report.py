@@ -1,7 +1,7 @@
 """Findings of a verification."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quantkit.errors import QuantkitError, VerificationError
@@ -39,6 +39,10 @@ class VerifyReport:
     @property
     def is_good(self) -> bool:
         return not any(finding.is_error for finding in self.findings)
+
+    def with_findings(self, more: Iterable[Finding]) -> "VerifyReport":
+        """The same with more findings."""
+        return replace(self, findings=(*self.findings, *more))
 
     def raise_for_errors(self) -> None:
         """VerificationError with the first error and the number of the others."""

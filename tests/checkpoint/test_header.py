@@ -3,6 +3,7 @@
 import json
 import struct
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -110,8 +111,6 @@ def test_files_of_the_safetensors_library_are_read(tmp_path):
 
 
 def test_bytes_of_a_small_file(tmp_path):
-    import numpy as np
-
     specs = order_tensors({"s": TensorSpec(BF16, (1, 2)), "p": TensorSpec(I32, (1, 1)), "n": TensorSpec(I64, (2,))})
     writer = ShardWriter(tmp_path / "x.safetensors", specs)
     writer.write("p", np.array([[0x76543210]], np.int32))
@@ -134,7 +133,12 @@ def test_bytes_of_a_small_file(tmp_path):
 
 def test_incomplete_file_is_a_bug(tmp_path):
     writer = ShardWriter(tmp_path / "x.safetensors", {"a": TensorSpec(F32, (2,))})
-    with pytest.raises(AssertionError, match="bytes not written"):
+    with pytest.raises(AssertionError, match="of 8 bytes"):
+        writer.close()
+    writer.write("a", np.ones(1, np.float32))
+    with pytest.raises(AssertionError, match="written twice"):
+        writer.write("a", np.ones(1, np.float32), first_byte=2)
+    with pytest.raises(AssertionError, match="of 8 bytes"):
         writer.close()
     writer.abort()
 

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from quantkit.numerics import absmax, bfloat16, fp8, fused_cpu, grid, metrics, packing, search
+from quantkit.numerics import absmax, bfloat16, fp8, fused_cpu, grid, kernel_cache, metrics, packing, search
 
 GROUPS = (32, 64, 128)
 MODES = (("search", True), ("search", False), ("absmax", True))
@@ -181,21 +181,41 @@ def test_scans_find_the_first_bad_position():
     assert fused_cpu.first_nonfinite(np.array([[1.0, np.inf]], np.float32)) == (0, 1)
 
 
-def _run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def _run(code, **environment):
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+
+
+_DECODE_ONE = (
+    "import numpy as np\n"
+    "from quantkit.numerics import fused_cpu, kernel_cache\n"
+    "codes = np.ones((1, 32), np.uint8)\n"
+    "print(fused_cpu.dequantize_fp8(codes, np.ones((1, 1), np.float32), block=(128, 128))[0, 31])\n"
+)
 
 
 def test_kernels_compile_where_no_cache_can_be_written():
-    result = _run(
-        "import numba.core.caching as caching\n"
-        "def refuse(self): raise PermissionError('read-only')\n"
-        "caching._CacheLocator.ensure_cache_path = refuse\n"
-        "import numpy as np\n"
-        "from quantkit.numerics import fused_cpu\n"
-        "codes = np.ones((1, 32), np.uint8)\n"
-        "print(fused_cpu.dequantize_fp8(codes, np.ones((1, 1), np.float32), block=(128, 128))[0, 31])\n"
-    )
-    assert result.stdout == f"{(127 - 9) << 7}\n", result.stderr
+    refuse = "import tempfile\ndef refuse(**_): raise PermissionError('read-only')\ntempfile.TemporaryFile = refuse\n"
+    result = _run(refuse + _DECODE_ONE + "print(kernel_cache._DIRECTORY)")
+    assert result.stdout == f"{(127 - 9) << 7}\nNone\n", result.stderr
+
+
+def test_kernels_are_cached_under_the_digest_of_their_sources(tmp_path):
+    result = _run(_DECODE_ONE, NUMBA_CACHE_DIR=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    folder = tmp_path / "quantkit-kernels" / kernel_cache.source_digest()
+    assert list(folder.rglob("*.nbc"))
+
+
+def test_digest_changes_with_any_source(tmp_path):
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("x = 1\n")
+    digests = {kernel_cache.source_digest(tmp_path)}
+    (tmp_path / "b.py").write_text("x = 2\n")
+    digests.add(kernel_cache.source_digest(tmp_path))
+    (tmp_path / "c.py").write_text("")
+    digests.add(kernel_cache.source_digest(tmp_path))
+    assert len(digests) == 3
 
 
 def test_only_the_fused_path_imports_numba():

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from quantkit.checkpoint.reader import hash_file
 from quantkit.checkpoint.source import open_checkpoint
 from quantkit.errors import VerificationError
-from quantkit.verify.verify import ValueCheck, verify_output
+from quantkit.verify.verify import verify_output
 from tests.convert.helpers import convert
 
 EXPERT = "model.layers.1.mlp.experts.2.up_proj"
@@ -26,8 +26,8 @@ def converted(tiny_checkpoint, tmp_path):
 
 
 def messages(output, source=None, **options):
-    values = source and ValueCheck(source=open_checkpoint(source.directory), num_jobs=2, **options)
-    report = verify_output(output, values)
+    checkpoint = open_checkpoint(source.directory) if source else None
+    report = verify_output(output, source=checkpoint, num_jobs=2, **options)
     return [f"{finding.tensor or finding.file}: {finding.message}" for finding in report.findings if finding.is_error]
 
 
@@ -63,14 +63,14 @@ def test_good_output_is_good(converted):
     assert messages(output) == []
     assert messages(output, source) == []
     assert messages(output, source, is_fast=True) == []
-    report = verify_output(output, ValueCheck(source=open_checkpoint(source.directory)))
+    report = verify_output(output, source=open_checkpoint(source.directory))
     assert len(report.errors) == 12
     assert 0.05 < report.classes[0].relative < 0.0822
 
 
 def test_errors_against_the_source_are_those_that_were_recorded(converted):
     source, output = converted
-    report = verify_output(output, ValueCheck(source=open_checkpoint(source.directory)))
+    report = verify_output(output, source=open_checkpoint(source.directory))
     recorded = json.loads((output / "conversion.json").read_text())["errors"]["routed_expert"]
     assert recorded["relative_error"] == report.classes[0].relative
     assert recorded["worst_weight"] == report.classes[0].worst_name
@@ -115,7 +115,16 @@ def test_stray_shard_is_an_error_and_a_stray_file_is_named(converted):
 def test_manifest_missing_or_garbled(converted):
     _, output = converted
     path = output / "conversion.json"
-    for text in ("{", "{}", '{"format": 99}', "[]", '{"format": 1, "recipe": {}, "source": {"shards": []}}'):
+    good = json.loads(path.read_text())
+    shard = {"bytes": 1, "sha256": "0"}
+    garbled = [
+        *("{", "{}", '{"format": 99}', "[]", '{"format": 1, "recipe": {}, "source": {"shards": []}}'),
+        json.dumps(good | {"family": "nothing"}),
+        json.dumps(good | {"recipe": good["recipe"] | {"group_size": 7}}),
+        json.dumps(good | {"output": {"files": {SHARD_2: {"bytes": "x", "sha256": "0"}}}}),
+        *(json.dumps(good | {"output": {"files": {name: shard}}}) for name in ("../x", "/etc/passwd", "", "a/../../b")),
+    ]
+    for text in garbled:
         path.write_text(text)
         with pytest.raises(VerificationError):
             verify_output(output)
@@ -160,6 +169,9 @@ def test_config_that_contradicts_the_tensors(converted):
         "another format": lambda config: section(config).update(format="mixed-precision"),
         "no section": lambda config: config.pop("quantization_config"),
         "eight bits": lambda config: group(config)["weights"].update(num_bits=8),
+        "ignore of numbers": lambda config: section(config).update(ignore=[1]),
+        "ignore that is no pattern": lambda config: section(config).update(ignore=["re:("]),
+        "ignore that is a string": lambda config: section(config).update(ignore="lm_head"),
         "other layers": lambda config: config.update(num_hidden_layers=3),
         "other width": lambda config: config.update(hidden_size=512),
     }

@@ -33,3 +33,11 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+def bytes_text(num_bytes: int) -> str:
+    """Bytes in the largest unit (powers of 2) that does not read 0."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size or (unit == "GiB" and num_bytes >= size // 10):
+            return f"{num_bytes / size:,.2f} {unit}"
+    return f"{num_bytes} B"

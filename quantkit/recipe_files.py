@@ -45,13 +45,17 @@ class RecipeSummary:
 def read_recipe_document(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, not validated; what is wrong with the YAML comes with file and line."""
     try:
+        if not path.is_file():
+            raise OSError("not a regular file")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"cannot be read ({error})", file=path, remedy="check the path") from error
     try:
         # a subclass of the safe loader
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=_StrictLoader)):
+            raise RecipeError("holds an alias (*name)", file=path.name, remedy="write the value out")
         document = yaml.load(text, Loader=_StrictLoader)  # noqa: TID251
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error)
         where = path.name if mark is None else f"{path.name}:{mark.line + 1}"

@@ -39,11 +39,11 @@ def resolve_source(source: str | None, *, recipe: str | None = None, config: Pat
             raise UsageError("--config stands in place of a SOURCE directory", remedy="leave one of them out")
         checkpoint = checkpoint_from_config(config)
         return _resolved(config.stem, checkpoint, recipe or source, {})
-    if source is None:
+    if not source:
         raise UsageError("SOURCE is missing", remedy="name a recipe, a hub id or a directory")
     directory = Path(source)
     if source in builtin_names():
-        if directory.is_dir():
+        if _is_directory(directory):
             raise UsageError(
                 f"{source!r} is a recipe and a directory here", remedy=f"write ./{source} for the directory"
             )
@@ -51,7 +51,7 @@ def resolve_source(source: str | None, *, recipe: str | None = None, config: Pat
         if origin is None:
             raise RecipeError(f"recipe {recipe or source} names no source", remedy="name a directory or a hub id")
         return _from_hub(origin.hub_id, origin.revision, source, recipe or source)
-    if directory.is_dir():
+    if _is_directory(directory):
         return _resolved(directory.resolve().name, open_checkpoint(directory), recipe, {})
     match = _HUB_ID.fullmatch(source)
     if match is None or source.startswith("."):
@@ -61,6 +61,13 @@ def resolve_source(source: str | None, *, recipe: str | None = None, config: Pat
     hub_id = match["id"]
     implied = next((one.name for one in recipe_summaries() if one.hub_id == hub_id), None)
     return _from_hub(hub_id, match["revision"] or "main", hub_id.partition("/")[2], recipe or implied)
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise SourceError(f"cannot be looked at ({error.strerror})", file=path, remedy="check the path") from error
 
 
 def _from_hub(hub_id: str, revision: str, name: str, recipe: str | None) -> ResolvedSource:

@@ -18,7 +18,7 @@ from quantkit.codecs.fp8_block import Fp8Block, scale_values
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.layouts.layout import Layout, Stored
 from quantkit.numerics import bfloat16, grid, metrics
-from quantkit.tensors import BF16, F16, F32, TensorSpec
+from quantkit.tensors import BF16, F16, F32, F64, TensorSpec
 from quantkit.weights.weight import Weight
 
 RowSums = tuple[NDArray[np.float64], NDArray[np.float64]]  # squared error and squared weight, of each row
@@ -62,9 +62,11 @@ def read_rows(weight: Weight, first_row: int, last_row: int) -> Rows:
 
 
 def check_copied(weight: Weight, part: str, raw: NDArray[np.uint8], first_byte: int) -> None:
-    """Raise SourceError for NaN or Inf in what is carried over as it is, and for a native scale of zero."""
+    """Raise SourceError for NaN or Inf in what is carried over as it is, a native scale of zero or a wrong shape."""
     dtype = weight.parts[part].spec.dtype
-    if dtype not in (BF16, F16, F32):
+    if part == "shape":
+        _check_shape_tensor(weight, raw.view(dtype.numpy))
+    if dtype not in (BF16, F16, F32, F64):
         return
     bits = raw.view(dtype.numpy)
     values = bfloat16.to_float32(bits) if dtype == BF16 else bits
@@ -77,6 +79,11 @@ def check_copied(weight: Weight, part: str, raw: NDArray[np.uint8], first_byte: 
         shape = weight.parts[part].spec.shape
         where = ", ".join(map(str, np.unravel_index(index, shape))) if shape else "0"
         weight.fail(f"{weight.parts[part].name} holds {values[place]} at [{where}]")
+
+
+def _check_shape_tensor(weight: Weight, values: Array) -> None:
+    if values.tolist() != list(weight.shape):
+        weight.fail(f"{weight.parts['shape'].name} holds {values.tolist()}, but the weight is {list(weight.shape)}")
 
 
 def kernels_for(weight: Weight, layout: Layout) -> Kernels:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 from quantkit.errors import ResourceError, UsageError
 
-_NOT_PERMITTED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_WRONG_PLACE = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
+    *(errno.ENAMETOOLONG, errno.ELOOP),
+}
 
 
 @contextmanager
@@ -18,7 +21,7 @@ def named_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _NOT_PERMITTED:
+        if error.errno in _WRONG_PLACE:
             raise UsageError(
                 f"cannot be written ({error.strerror})", file=path, remedy="choose another directory with -o"
             ) from error

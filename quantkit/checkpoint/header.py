@@ -16,6 +16,8 @@ from quantkit.tensors import DTYPES, TensorSpec
 
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses longer ones too
 _LENGTH_BYTES = 8
+_LARGEST_COUNT = 1 << 50  # elements, bytes: a petabyte
+_MAX_DIMENSIONS = 32
 _DOWNLOAD_AGAIN = "download this shard again"
 
 
@@ -150,7 +152,7 @@ def _metadata(value: Any, path: Path) -> dict[str, str]:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_COUNT
 
 
 def _tensor(name: str, entry: Any, path: Path, data_begin: int) -> StoredTensor:
@@ -172,8 +174,8 @@ def _tensor(name: str, entry: Any, path: Path, data_begin: int) -> StoredTensor:
             tensor=name,
             remedy=f"supported: {', '.join(DTYPES)}",
         )
-    if not isinstance(shape, list) or not all(map(_is_count, shape)):
-        fail(f"has shape {shape!r}")
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS or not all(map(_is_count, shape)):
+        fail(f"has shape {str(shape)[:80]}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
         fail(f"has data_offsets {offsets!r}")
     spec = TensorSpec(dtype, tuple(shape))

@@ -7,6 +7,9 @@ Work happens in ``NAME.partial`` beside the target, on the same file system, und
 import fcntl
 import os
 import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -14,11 +17,19 @@ from quantkit.checkpoint.disk import flush, named_errors
 from quantkit.errors import UsageError
 
 _MARKER_NAME = ".quantkit-partial"
-_LAST_FILE_NAME = "conversion.json"  # written last: where it stands the marker may be gone already
+_PARTIAL = ".partial"
 
 
 def check_target(target: Path, source: Path | None) -> None:
     """Refuse a target that exists, is the source, or lies inside it (links resolved)."""
+    try:
+        _check_target(target, source)
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"cannot be an output ({reason})", file=target, remedy="choose another with -o") from error
+
+
+def _check_target(target: Path, source: Path | None) -> None:
     if target.exists() or target.is_symlink():
         raise UsageError("exists already", file=target, remedy="choose another directory with -o, or remove it")
     resolved = target.resolve()
@@ -29,6 +40,8 @@ def check_target(target: Path, source: Path | None) -> None:
         parent = parent.parent
     if not parent.is_dir():
         raise UsageError("lies below something that is not a directory", file=target, remedy="choose another path")
+    if len(os.fsencode(target.name + _PARTIAL)) > os.pathconf(parent, "PC_NAME_MAX"):
+        raise UsageError("has too long a name", file=target, remedy="choose a shorter one with -o")
 
 
 class OutputDirectory:
@@ -36,7 +49,7 @@ class OutputDirectory:
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self.directory = target.with_name(target.name + ".partial")
+        self.directory = target.with_name(target.name + _PARTIAL)
         self._made_parents: list[Path] = []
         self._lock = -1
         self._is_made = False
@@ -57,18 +70,24 @@ class OutputDirectory:
         return self
 
     def publish(self) -> None:
-        """Flush every file and name, then rename: a power cut leaves either no target or a complete one."""
+        """Flush every file and name, then rename: a power cut leaves either no target or a complete one.
+
+        The marker goes last of all: until then the directory is known as ours. Signals wait, so that nobody hears
+        'interrupted' of an output that is there.
+        """
         with named_errors(self.target):
-            (self.directory / _MARKER_NAME).unlink()
             for path in self.directory.rglob("*"):
                 flush(path)
             flush(self.directory)
             if self.target.exists():
                 raise UsageError("appeared while it was being made", file=self.target, remedy="choose another with -o")
-            self.directory.rename(self.target)
-            self._is_made = False
-            self._made_parents = []
-            flush(self.target.parent)
+            with _signals_wait():
+                self.directory.rename(self.target)
+                self._is_made = False
+                self._made_parents = []
+                (self.target / _MARKER_NAME).unlink()
+                flush(self.target)
+                flush(self.target.parent)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -100,8 +119,7 @@ class OutputDirectory:
         """The directory of a run that was killed is removed; one in use, or not ours, is refused."""
         if not self.directory.exists() and not self.directory.is_symlink():
             return
-        is_ours = (self.directory / _MARKER_NAME).is_file() or (self.directory / _LAST_FILE_NAME).is_file()
-        if self.directory.is_symlink() or not is_ours:
+        if self.directory.is_symlink() or not self.directory.is_dir() or not self._is_ours():
             raise UsageError("exists and is not ours", file=self.directory, remedy="move it away, or choose another -o")
         lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -113,3 +131,17 @@ class OutputDirectory:
             ) from error
         finally:
             os.close(lock)
+
+    def _is_ours(self) -> bool:
+        """Marked by us, or empty: killed before the mark."""
+        return (self.directory / _MARKER_NAME).is_file() or not any(self.directory.iterdir())
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """SIGINT and SIGTERM are delivered behind the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

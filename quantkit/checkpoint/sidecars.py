@@ -6,6 +6,9 @@ A list of names to copy would miss the next release's new file. Code is copied, 
 from dataclasses import dataclass
 from pathlib import Path
 
+from quantkit.checkpoint.links import Boundary
+from quantkit.errors import SourceError
+
 _WEIGHTS = (
     *(
         ".safetensors",
@@ -48,16 +51,14 @@ class Sidecars:
     skipped: tuple[tuple[str, str], ...]
 
 
-def find_sidecars(directory: Path) -> Sidecars:
-    """Walk the directory. A link is followed only into the directory itself or to where config.json really lies."""
-    root = directory.resolve()
-    allowed = {root, (directory / "config.json").resolve().parent}
+def find_sidecars(directory: Path, boundary: Boundary) -> Sidecars:
+    """Walk the directory. Raises SourceError where a folder cannot be listed."""
     copied: list[Sidecar] = []
     skipped: list[tuple[str, str]] = []
     for path, name, reason in _walk(directory, directory):
-        reason = reason or _skip_reason(path, name, allowed)  # noqa: PLW2901
+        reason = reason or _skip_reason(path, name, boundary)  # noqa: PLW2901
         if reason:
-            skipped.append((name, reason))
+            skipped.append((name if _is_utf8(name) else ascii(name), reason))
         else:
             target = SOURCE_README_NAME if name == README_NAME else name
             copied.append(Sidecar(name=target, path=path, file_bytes=path.stat().st_size))
@@ -67,7 +68,13 @@ def find_sidecars(directory: Path) -> Sidecars:
 
 def _walk(directory: Path, root: Path) -> list[tuple[Path, str, str]]:
     found: list[tuple[Path, str, str]] = []
-    for path in sorted(directory.iterdir()):
+    try:
+        paths = sorted(directory.iterdir())
+    except OSError as error:
+        raise SourceError(
+            f"cannot be listed ({error.strerror})", file=directory, remedy="check its permissions, or move it away"
+        ) from error
+    for path in paths:
         name = path.relative_to(root).as_posix()
         if path.name.startswith("."):
             found.append((path, name, "hidden"))
@@ -83,20 +90,33 @@ def _walk(directory: Path, root: Path) -> list[tuple[Path, str, str]]:
     return found
 
 
-def _skip_reason(path: Path, name: str, allowed: set[Path]) -> str:
+def _skip_reason(path: Path, name: str, boundary: Boundary) -> str:
     if name in _REWRITTEN:
         return _REWRITTEN[name]
     if name.endswith(".index.json"):
         return "an index"
     if path.name.lower().endswith(_WEIGHTS):
         return "weights"
-    if name == SOURCE_README_NAME:
-        return "would hide the source's README"
-    return _link_problem(path, allowed)
+    if name == SOURCE_README_NAME or name.split("/", maxsplit=1)[0] in {
+        README_NAME,
+        SOURCE_README_NAME,
+        *_REWRITTEN,
+    } - {name}:
+        return "would stand in the place of a file that is written"
+    if not _is_utf8(name):
+        return "its name is not UTF-8"
+    return _link_problem(path, boundary)
 
 
-def _link_problem(path: Path, allowed: set[Path]) -> str:
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _link_problem(path: Path, boundary: Boundary) -> str:
     if not path.is_file():
         return "not a regular file"
-    target = path.resolve()
-    return "" if any(target.is_relative_to(place) for place in allowed) else "a link that leaves the checkpoint"
+    return "" if boundary.holds(path) else "a link that leaves the checkpoint"

@@ -4,7 +4,6 @@ Nothing outside the directory is read, except through the links of a hub cache (
 ``blobs/``). No tensor data is read here.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from quantkit.checkpoint.header import StoredTensor, read_header
+from quantkit.checkpoint.json_files import read_json
+from quantkit.checkpoint.links import Boundary
 from quantkit.checkpoint.sidecars import Sidecars, find_sidecars
 from quantkit.errors import SourceError
 
@@ -20,7 +21,6 @@ INDEX_NAME = "model.safetensors.index.json"
 CONFIG_NAME = "config.json"
 HF_QUANT_CONFIG_NAME = "hf_quant_config.json"  # where ModelOpt declares its quantization
 _SHARD_OF_MANY = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
-_MAX_JSON_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,33 +54,18 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     """Catalogue of a checkpoint directory. Raises SourceError for everything that does not fit together."""
     if not directory.is_dir():
         raise SourceError("is not a directory", file=directory, remedy="name a checkpoint directory")
+    boundary = Boundary(directory)
+    _check_link(directory / CONFIG_NAME, boundary)
     config = read_json(directory / CONFIG_NAME, what="a checkpoint needs its config.json")
-    shards = _read_shards(directory)
+    shards = _read_shards(directory, boundary)
     return Checkpoint(
         directory=directory,
         config=config,
         quantization=_quantization(directory, config),
         shards=shards,
         tensors=_catalogue(shards),
-        sidecars=find_sidecars(directory),
+        sidecars=find_sidecars(directory, boundary),
     )
-
-
-def read_json(path: Path, *, what: str) -> dict[str, Any]:
-    """A JSON object from a file of the source; ``what`` says why it is needed."""
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise SourceError("is too large to be JSON", file=path.name, remedy="download it again")
-        document = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise SourceError("is missing", file=path.name, remedy=what) from error
-    except OSError as error:
-        raise SourceError(f"cannot be read ({error.strerror})", file=path.name, remedy=what) from error
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"is not JSON ({error})", file=path.name, remedy="download it again") from error
-    if not isinstance(document, dict):
-        raise SourceError("is not a JSON object", file=path.name, remedy="download it again")
-    return document
 
 
 def quantization_section(config: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
@@ -110,22 +95,41 @@ def quantization_section(config: Mapping[str, Any]) -> tuple[str | None, Mapping
 
 def _quantization(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
     _, section = quantization_section(config)
-    if section or not (directory / HF_QUANT_CONFIG_NAME).is_file():
+    if not (directory / HF_QUANT_CONFIG_NAME).is_file():
         return section
     document = read_json(directory / HF_QUANT_CONFIG_NAME, what="it declares the quantization")
     inner = document.get("quantization")
     if not isinstance(inner, dict):
         raise SourceError("has no quantization section", file=HF_QUANT_CONFIG_NAME, remedy="download it again")
-    return {"quant_method": "modelopt", **inner}
+    declared = {"quant_method": "modelopt", **inner}
+    if section and str(section.get("quant_algo", inner.get("quant_algo"))) != str(inner.get("quant_algo")):
+        _fail("contradicts config.json", file=HF_QUANT_CONFIG_NAME, remedy="keep the one that belongs to the shards")
+    if section and not str(section.get("quant_method", "modelopt")).startswith("modelopt"):
+        _fail("stands beside another quantization", file=HF_QUANT_CONFIG_NAME, remedy="keep the one that is true")
+    return section or declared
 
 
 def _fail(message: str, *, file: str | Path, remedy: str, tensor: str | None = None) -> NoReturn:
     raise SourceError(message, file=file, remedy=remedy, tensor=tensor)
 
 
-def _read_shards(directory: Path) -> tuple[Shard, ...]:
-    present = {path.name: path for path in sorted(directory.iterdir()) if path.name.endswith(".safetensors")}
+def _check_link(path: Path, boundary: Boundary) -> None:
+    if not boundary.holds(path):
+        _fail(
+            "is a link that leaves the checkpoint",
+            file=path.name,
+            remedy="name the directory that it points to: nothing outside the source is read",
+        )
+
+
+def _read_shards(directory: Path, boundary: Boundary) -> tuple[Shard, ...]:
+    try:
+        present = {path.name: path for path in sorted(directory.iterdir()) if path.name.endswith(".safetensors")}
+    except OSError as error:
+        _fail(f"cannot be listed ({error.strerror})", file=directory, remedy="check its permissions")
     index_path = _index_path(directory)
+    if index_path is not None:
+        _check_link(index_path, boundary)
     weight_map = None if index_path is None else _weight_map(index_path)
     if weight_map is not None and index_path is not None:
         _check_shard_names(set(weight_map.values()), present, index_path.name)
@@ -137,6 +141,7 @@ def _read_shards(directory: Path) -> tuple[Shard, ...]:
     for name, path in present.items():
         if not path.is_file():
             _fail("is not a file (a broken link?)", file=name, remedy="download this shard again")
+        _check_link(path, boundary)
         header = read_header(path)
         shards.append(Shard(name=name, path=path, file_bytes=header.file_bytes, tensors=header.tensors))
     if weight_map is not None and index_path is not None:
@@ -182,16 +187,20 @@ def _check_shard_names(named: set[str], present: Mapping[str, Path], index_name:
 
 
 def _check_numbering(present: Mapping[str, Path]) -> None:
+    """Without an index, ``x-00002-of-00005`` says that four others belong to it."""
+    sets: dict[tuple[str, str], str] = {}
     for name in present:
         match = _SHARD_OF_MANY.fullmatch(name)
         if match is None:
             continue
-        count, width = int(match["count"]), len(match["number"])
-        for number in range(1, min(count, 100_000) + 1):
-            other = f"{match['stem']}-{number:0{width}d}-of-{match['count']}.safetensors"
+        if not 1 <= int(match["number"]) <= int(match["count"]):
+            _fail("has a number that its own name rules out", file=name, remedy="move it away: it is of another set")
+        sets.setdefault((match["stem"], match["count"]), name)
+    for (stem, count), example in sets.items():
+        for number in range(1, int(count) + 1):
+            other = f"{stem}-{number:0{len(count)}d}-of-{count}.safetensors"
             if other not in present:
-                _fail(f"the shard is missing ({name} is there)", file=other, remedy="download this shard")
-        break
+                _fail(f"the shard is missing ({example} is there)", file=other, remedy="download this shard")
 
 
 def _check_index(weight_map: Mapping[str, str], shards: list[Shard], index_name: str) -> None:

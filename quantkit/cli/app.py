@@ -4,13 +4,13 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
 from quantkit import __version__
 from quantkit.cli import convert, inspect, plan, recipes, verify
-from quantkit.errors import QuantkitError
+from quantkit.errors import QuantkitError, SourceError, UsageError
 
 INTERRUPTED, TERMINATED = 130, 143
 
@@ -49,30 +49,42 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise _Stopped(INTERRUPTED if signum == signal.SIGINT else TERMINATED)
 
 
+# typer carries a copy of click, or uses the installed one: either way this is the base of its usage errors
+_ClickException: type[Exception] = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
+
+
 def main() -> None:
     """Entry point. Exit codes: 0 ok, 1 a bug, 2 usage, 3 source, 4 verification, 5 does not fit, 130/143 signals."""
     signal.signal(signal.SIGINT, _stop)
     signal.signal(signal.SIGTERM, _stop)
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except QuantkitError as error:
-        _show_error(error)
-        sys.exit(error.exit_code)
-    except _Stopped:
-        sys.stderr.write("quantkit: interrupted; nothing was published\n")
-        raise
+        _exit_with(error)
+    except _ClickException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            sys.stdout.write(str(getattr(error, "message", "")) + "\n")
+            sys.exit(2)
+        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        _exit_with(UsageError(message[:1].lower() + message[1:], remedy="see quantkit --help"))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:  # what no check foresaw: a folder without permission, a name too long
+        _exit_with(SourceError(str(error.strerror), file=error.filename, remedy="check the path and its permissions"))
+    except _Stopped:
+        sys.stderr.write("quantkit: interrupted\n")
+        raise
 
 
-def _show_error(error: QuantkitError) -> None:
+def _exit_with(error: QuantkitError) -> NoReturn:
     sys.stderr.write(f"quantkit: {error}\n")
     if "--json" in sys.argv:
         from quantkit.cli import render
 
         command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
         render.show_json(error_document(command, error))
+    sys.exit(error.exit_code)
 
 
 def error_document(command: str, error: QuantkitError) -> dict[str, Any]:

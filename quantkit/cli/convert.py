@@ -58,7 +58,7 @@ def convert(
     )
     num_jobs = jobs or available_cores()
     if output is not None:
-        check_target(output, Path(source) if Path(source).is_dir() else None)  # before anything is fetched
+        check_target(output, Path(source) if source and Path(source).is_dir() else None)  # before anything is fetched
     resolved, made = plan_request(request)
     if dry_run:
         show_plan(made, tensor_parallel(resolved, made), num_jobs=num_jobs, as_json=as_json)

@@ -23,6 +23,7 @@ def inspect(
     """
     from quantkit.checkpoint.source import open_checkpoint
     from quantkit.cli import documents, render
+    from quantkit.machine import bytes_text
     from quantkit.weights.inspection import inspect_checkpoint
 
     report = inspect_checkpoint(open_checkpoint(path))
@@ -35,7 +36,7 @@ def inspect(
             part.dtype,
             render.count(part.num_tensors),
             render.count(part.num_elements),
-            render.gib(part.num_bytes),
+            bytes_text(part.num_bytes),
         ]
         for part in report.parts
     ]
@@ -45,6 +46,6 @@ def inspect(
         rows,
     )
     render.show_line(
-        f"{render.count(report.num_tensors)} tensors in {report.num_shards} shards, {render.gib(report.num_bytes)}, "
+        f"{render.count(report.num_tensors)} tensors in {report.num_shards} shards, {bytes_text(report.num_bytes)}, "
         f"{render.count(report.num_parameters)} parameters"
     )

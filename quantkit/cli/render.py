@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from quantkit.machine import bytes_text
+
 if TYPE_CHECKING:
     from quantkit.threads import ReportProgress
-
-GIB = 2**30
 
 
 def show_json(document: Mapping[str, Any]) -> None:
@@ -49,14 +49,6 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     Console().print(table)
 
 
-def gib(num_bytes: int) -> str:
-    """Bytes as GiB (2**30), or in smaller units where that would read 0."""
-    for unit, size in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= size or (unit == "GiB" and num_bytes >= GIB // 10):
-            return f"{num_bytes / size:,.2f} {unit}"
-    return f"{num_bytes} B"
-
-
 def count(number: int) -> str:
     """A count with separators."""
     return f"{number:,}"
@@ -82,16 +74,23 @@ def _bar(label: str) -> "Iterator[ReportProgress]":
         *columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
     ) as bar:
         task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, advance=done, total=total)
+
+        def update(done: int, total: int) -> None:
+            if bar.tasks[0].total != total:  # another stage
+                bar.reset(task, total=total)
+            bar.update(task, advance=done)
+
+        yield update
 
 
 def _plain_progress(label: str) -> "ReportProgress":
     """A line for each tenth: what survives in a log file."""
-    started = time.monotonic()
-    done_bytes, next_percent = 0, 10
+    started, done_bytes, all_bytes, next_percent = 0.0, 0, -1, 10
 
     def update(done: int, total: int) -> None:
-        nonlocal done_bytes, next_percent
+        nonlocal started, done_bytes, all_bytes, next_percent
+        if total != all_bytes:  # another stage
+            started, done_bytes, all_bytes, next_percent = time.monotonic(), 0, total, 10
         done_bytes += done
         percent = 100 * done_bytes // max(total, 1)
         if percent >= next_percent:
@@ -99,7 +98,7 @@ def _plain_progress(label: str) -> "ReportProgress":
             seconds = max(time.monotonic() - started, 1e-9)
             left = seconds * (total - done_bytes) / max(done_bytes, 1)
             rate = done_bytes / seconds / 1e6
-            sys.stderr.write(f"{label}: {percent}% of {gib(total)}, {rate:.0f} MB/s, {left:.0f} s left\n")
+            sys.stderr.write(f"{label}: {percent}% of {bytes_text(total)}, {rate:.0f} MB/s, {left:.0f} s left\n")
 
     return update
 

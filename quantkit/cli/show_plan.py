@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from quantkit.cli import documents, render
 from quantkit.engines.tensor_parallel import TpVerdict
+from quantkit.machine import bytes_text
 from quantkit.plan.plan import Plan
 from quantkit.plan.resources import disk_bytes, memory_bytes
 
@@ -35,8 +36,8 @@ def _show_parts(plan: Plan) -> None:
             part.action.value,
             render.count(part.num_weights),
             render.count(part.num_elements),
-            render.gib(part.source_bytes),
-            render.gib(part.output_bytes),
+            bytes_text(part.source_bytes),
+            bytes_text(part.output_bytes),
         ]
         for part in plan.parts
     ]
@@ -52,12 +53,12 @@ def _show_totals(plan: Plan, num_jobs: int) -> None:
     share = 100 * plan.int4_share
     source = plan.checkpoint
     rows = [
-        ["source", f"{render.count(len(source.tensors))} tensors", render.gib(source.num_bytes)],
-        ["output", f"{render.count(plan.num_tensors)} tensors", render.gib(plan.tensor_bytes)],
+        ["source", f"{render.count(len(source.tensors))} tensors", bytes_text(source.num_bytes)],
+        ["output", f"{render.count(plan.num_tensors)} tensors", bytes_text(plan.tensor_bytes)],
         ["", f"{plan.tensor_bytes:,} bytes of tensors, {share:.1f}% of the elements in INT4", ""],
-        ["largest shard", largest.name, render.gib(largest.file_bytes)],
-        ["disk needed", "", render.gib(disk_bytes(plan))],
-        ["memory needed", f"{num_jobs} workers", render.gib(memory_bytes(num_jobs))],
+        ["largest shard", largest.name, bytes_text(largest.file_bytes)],
+        ["disk needed", "", bytes_text(disk_bytes(plan))],
+        ["memory needed", f"{num_jobs} workers", bytes_text(memory_bytes(num_jobs))],
     ]
     render.show_table("Totals", ["what", "", "size"], rows)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from quantkit.cli import documents, render
 from quantkit.convert.convert import ConvertReport
 from quantkit.integrity.weight_errors import ClassError
+from quantkit.machine import bytes_text
 from quantkit.verify.report import Finding, VerifyReport
 
 
@@ -19,8 +20,8 @@ def show_conversion(report: ConvertReport, *, as_json: bool) -> None:
             part.role.value,
             part.action.value,
             render.count(part.num_weights),
-            render.gib(part.source_bytes),
-            render.gib(part.output_bytes),
+            bytes_text(part.source_bytes),
+            bytes_text(part.output_bytes),
         ]
         for part in plan.parts
     ]
@@ -33,7 +34,7 @@ def show_conversion(report: ConvertReport, *, as_json: bool) -> None:
     source_bytes = plan.checkpoint.num_bytes
     rate = source_bytes / max(report.seconds, 1e-9) / 1e6
     render.show_line(
-        f"{report.output}: {render.gib(source_bytes)} -> {render.gib(plan.tensor_bytes)} in {report.seconds:.1f} s "
+        f"{report.output}: {bytes_text(source_bytes)} -> {bytes_text(plan.tensor_bytes)} in {report.seconds:.1f} s "
         f"({rate:.0f} MB/s), verified and published"
     )
 

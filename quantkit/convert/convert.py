@@ -16,6 +16,7 @@ from quantkit.convert.local import Execution, execute
 from quantkit.errors import ResourceError, VerificationError
 from quantkit.integrity.manifest import MANIFEST_FORMAT, MANIFEST_NAME, FileRecord, write_json
 from quantkit.integrity.weight_errors import ClassError, class_errors
+from quantkit.machine import bytes_text
 from quantkit.plan.plan import Plan
 from quantkit.plan.resources import check_memory, disk_bytes
 from quantkit.recipe import recipe_document
@@ -70,7 +71,7 @@ def convert_checkpoint(
                     finding.message,
                     tensor=finding.tensor,
                     file=finding.file,
-                    remedy="nothing was published; this is worth a report",
+                    remedy=f"{finding.remedy or 'this is worth a report'}; nothing was published",
                 )
         output.publish()
     return ConvertReport(
@@ -89,7 +90,7 @@ def check_resources(plan: Plan, target: Path, *, num_jobs: int) -> None:
     needed, free = disk_bytes(plan), free_bytes(target.parent)
     if needed > free:
         raise ResourceError(
-            f"the output needs {needed / 2**30:.2f} GiB and {free / 2**30:.2f} GiB are free",
+            f"the output needs {bytes_text(needed)} and {bytes_text(free)} are free",
             file=target,
             remedy="free space, or choose another disk with -o",
         )

@@ -6,6 +6,7 @@ from typing import Any
 from quantkit.errors import SourceError
 
 Config = Mapping[str, Any]
+LARGEST = 10_000_000
 
 
 def text_config(config: Config) -> Config:
@@ -15,14 +16,43 @@ def text_config(config: Config) -> Config:
 
 
 def integer(config: Config, key: str, default: int | None = None, *, at_least: int = 0) -> int:
-    """``default`` stands in for a key that is absent or null; what is divided by is ``at_least`` 1."""
+    """``default`` stands in for a key that is absent or null; what is divided by is ``at_least`` 1.
+
+    Counts above ten million are refused: a hostile config would be enumerated without end.
+    """
     value = config.get(key)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        what = "is missing" if value is None else f"is {value!r}, not a count from {at_least} up"
+    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= LARGEST:
+        what = "is missing" if value is None else f"is {value!r}, not a count from {at_least} to {LARGEST}"
         raise SourceError(f"{key} {what}", file="config.json", remedy="take config.json from the source again")
     return value
+
+
+def section(config: Config, key: str) -> Config | None:
+    """A nested object, or None where the key is absent or null."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise SourceError(f"{key} is no object", file="config.json", remedy="take config.json from the source again")
+    return value
+
+
+def pair(config: Config, key: str, default: tuple[int, int]) -> tuple[int, int]:
+    """Two positive integers; ``default`` stands in for a key that is absent or null."""
+    value = config.get(key)
+    if value is None:
+        return default
+    if (
+        not isinstance(value, list)
+        or len(value) != 2
+        or not all(type(one) is int and 0 < one < LARGEST for one in value)
+    ):
+        raise SourceError(
+            f"{key} is {value!r}, not two positive integers",
+            file="config.json",
+            remedy="take config.json from the source again",
+        )
+    return value[0], value[1]
 
 
 def flag(config: Config, key: str, default: bool) -> bool:

@@ -13,7 +13,7 @@ GENERIC = FAMILIES.add(
         name="generic",
         model_types=(),
         roles=(
-            module(r"experts\.\d+\.\w+", Role.ROUTED_EXPERT),
+            module(r"experts\.(?:\d+\.)?\w+", Role.ROUTED_EXPERT),
             *roles.EXPERTS,
             *roles.VISION,
             module(r"shared_experts?\.\w+", Role.SHARED_EXPERT),

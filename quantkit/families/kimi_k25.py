@@ -6,7 +6,7 @@ The config nests the language model under ``text_config``. Vision names are thos
 from collections.abc import Iterator
 
 from quantkit.families import decoder, roles
-from quantkit.families.config_values import Config, integer, text_config
+from quantkit.families.config_values import Config, integer, pair, section, text_config
 from quantkit.families.decoder import plain
 from quantkit.families.family import FAMILIES, ExpectedTensor, Family, Role
 
@@ -39,8 +39,8 @@ def _vision(config: Config) -> Iterator[ExpectedTensor]:
 def _projector(config: Config) -> Iterator[ExpectedTensor]:
     """Merges a few neighbouring patches (2 x 2 unless the config says otherwise), then two linear layers."""
     width = integer(config, "mm_hidden_size")
-    kernel = config.get("merge_kernel_size") or (2, 2)
-    merged = width * int(kernel[0]) * int(kernel[1])
+    kernel = pair(config, "merge_kernel_size", (2, 2))
+    merged = width * kernel[0] * kernel[1]
     yield from _with_bias("mm_projector.pre_norm", width)
     yield from _with_bias("mm_projector.proj.0", merged, merged)
     yield from _with_bias("mm_projector.proj.2", integer(config, "text_hidden_size"), merged)
@@ -48,7 +48,7 @@ def _projector(config: Config) -> Iterator[ExpectedTensor]:
 
 def _tensors(config: Config, root: str) -> Iterator[ExpectedTensor]:
     yield from decoder.causal_lm(text_config(config), root, decoder.mla)
-    vision = config.get("vision_config")
+    vision = section(config, "vision_config")
     if vision is not None:
         yield from _vision(vision)
         yield from _projector(vision)

@@ -50,12 +50,14 @@ def read_manifest(directory: Path) -> Manifest:
     """Manifest of an output directory. Raises VerificationError when it is missing or damaged."""
     path = directory / MANIFEST_NAME
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("not a regular file")
         document = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise VerificationError(
             "is missing", file=path, remedy="this is not a complete output of quantkit; convert again"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise VerificationError(f"cannot be read ({error})", file=path, remedy="convert again") from error
     try:
         if document["format"] != MANIFEST_FORMAT:
@@ -70,7 +72,7 @@ def read_manifest(directory: Path) -> Manifest:
             output_files=_records(document["output"]["files"]),
             document=document,
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise VerificationError(f"lacks or garbles {error}", file=path, remedy="convert again") from error
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+UNBOUNDED = 1e9  # in place of infinity, which JSON does not know
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightError:
@@ -20,8 +22,10 @@ class WeightError:
 
     @property
     def relative(self) -> float:
-        """Root of the ratio; 0 for a weight of zeros."""
-        return math.sqrt(self.error2 / self.weight2) if self.weight2 else 0.0
+        """Root of the ratio; 0 for a weight of zeros that stayed one, ``UNBOUNDED`` for one that did not."""
+        if self.weight2:
+            return math.sqrt(self.error2 / self.weight2)
+        return 0.0 if self.error2 == 0 else UNBOUNDED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,9 @@ A quantized Linear of weight [R, C] is stored as ``weight_packed`` int32 [R, C/8
 and ``weight_shape`` int64 [2]; ``weight`` is gone. Format: compressed-tensors 0.17 to 0.20.
 """
 
+import bisect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,11 +95,13 @@ class CompressedTensors:
 
         ``patterns`` are the family's own (both the checkpoint's and the engines' fused names); one that hits a
         quantized module is left out, and what is then uncovered is named exactly, with a ``re:`` twin that any prefix
-        matches. ``fused`` maps a leaf to the engines' fused leaves that contain it.
+        matches unless it would hit a quantized one. ``fused`` maps a leaf to the engines' fused leaves that contain it.
         """
-        examples = _examples(quantized)  # enough, since the patterns of a family name no numbers
+        names = list(quantized)
+        examples = _examples(names)  # enough, since the patterns of a family name no numbers
         kept = [entry for entry in patterns if not any(is_matched(entry, name) for name in examples)]
         is_covered = matcher(kept)
+        is_suffix = _suffix_finder(names)
         extra: list[str] = []
         for module in unquantized:
             if is_covered(module):
@@ -106,8 +109,62 @@ class CompressedTensors:
             parent, _, leaf = module.rpartition(".")
             for name in (leaf, *fused.get(leaf, ())):
                 full = f"{parent}.{name}" if parent else name
-                extra += [full, f"re:.*{re.escape(full)}$"]
+                extra.append(full)
+                if not is_suffix(full):
+                    extra.append(f"re:.*{re.escape(full)}$")
         return kept + list(dict.fromkeys(extra))
+
+
+def section_problems(section: Mapping[str, Any]) -> Iterator[str]:
+    """What in a ``quantization_config`` keeps engines from loading packed INT4, or makes them load it wrong."""
+    if section.get("format") != "pack-quantized":
+        yield f"format is {section.get('format')!r}, engines need 'pack-quantized'"
+    if section.get("quantization_status", "compressed") != "compressed":
+        yield f"quantization_status is {section['quantization_status']!r}, not 'compressed'"
+    for key in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+        if section.get(key):
+            yield f"{key} is set, which no tensor here answers"
+    entries = section.get("ignore") or []
+    try:
+        if not isinstance(entries, list):
+            raise TypeError("not a list")
+        matcher(entries)
+    except (re.error, TypeError, AttributeError) as error:
+        yield f"ignore is {str(entries)[:80]!r}, not a list of names and patterns ({error})"
+    groups = section.get("config_groups")
+    for name, group in groups.items() if isinstance(groups, Mapping) else ():
+        yield from (f"config_groups.{name}: {problem}" for problem in _group_problems(group))
+
+
+def _group_problems(group: Any) -> Iterator[str]:
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(weights, Mapping):
+        yield "has no weights"
+        return
+    expected = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
+    for key, value in expected.items():
+        if weights.get(key) != value:
+            yield f"{key} is {weights.get(key)!r}, not {value!r}"
+    for key in ("actorder", "dynamic"):
+        if weights.get(key):
+            yield f"{key} is {weights[key]!r}: engines would read scales in another order or not at all"
+    if group.get("targets") != ["Linear"]:
+        yield f"targets is {group.get('targets')!r}: SGLang needs 'Linear'"
+    if group.get("format", "pack-quantized") not in ("pack-quantized", None):
+        yield f"format is {group['format']!r}"
+    if group.get("input_activations") or group.get("output_activations"):
+        yield "activations are quantized, which these scales were not made for"
+
+
+def _suffix_finder(names: Iterable[str]) -> Callable[[str], bool]:
+    """Whether any of the names ends with a text, in logarithmic time."""
+    reversed_names = sorted(name[::-1] for name in names)
+
+    def is_suffix(text: str) -> bool:
+        place = bisect.bisect_left(reversed_names, text[::-1])
+        return place < len(reversed_names) and reversed_names[place].startswith(text[::-1])
+
+    return is_suffix
 
 
 def _examples(names: Iterable[str]) -> list[str]:

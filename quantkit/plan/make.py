@@ -8,8 +8,8 @@ from quantkit.checkpoint.writer import order_tensors
 from quantkit.codecs.float_values import FloatValues
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.codecs.int4_group import Int4Group
-from quantkit.engines.fusion import check_one_scheme
-from quantkit.errors import RecipeError
+from quantkit.engines.fusion import check_one_scheme, fused_group
+from quantkit.errors import RecipeError, SourceError
 from quantkit.families.family import Family, Role
 from quantkit.layouts import LAYOUTS, Layout
 from quantkit.plan.output_config import output_config
@@ -35,6 +35,7 @@ def make_plan(
     binding = bind_weights(checkpoint.tensors, form, family.fused_experts)
     roles = {name: family.role_of(name) for name in binding.weights}
     warnings, is_incomplete = check_complete(family, checkpoint, binding, allow_incomplete=allow_incomplete)
+    _check_no_unknown_experts(binding.weights, roles)
     warnings += _warn_about(binding, roles)
     layout = LAYOUTS[recipe.layout]
     scheme = Int4Group(group_size=recipe.group_size, scales=recipe.scales, signed=recipe.signed_scales)
@@ -46,6 +47,8 @@ def make_plan(
     if not allow_unmatched:
         _check_matched(rules, recipe)
     jobs = [_job(weight, roles[name], actions[name], scheme, layout) for name, weight in binding.weights.items()]
+    if not jobs:
+        raise SourceError("holds no tensors", file=checkpoint.directory, remedy="name a checkpoint directory")
     if not any(job.action == Action.INT4 for job in jobs):
         native = any(job.weight.is_native_int4 for job in jobs)
         warnings.append(
@@ -78,16 +81,23 @@ def _decide_all(
             wanted, rule = decide(recipe.rules, weight.module, roles[name])
             if rule is not None:
                 counts[rule] += 1
-        actions[name] = _action(weight, wanted)
+        actions[name] = _action(weight, roles[name], wanted)
     return actions, counts
 
 
-def _action(weight: Weight, wanted: str) -> Action:
-    if wanted == "int4" and isinstance(weight.codec, Fp8Block | FloatValues):
-        return Action.INT4
-    if isinstance(weight.codec, Fp8Block) or weight.codec == FloatValues(dtype=F16):
+def _action(weight: Weight, role: Role, wanted: str) -> Action:
+    if wanted == "int4" and not weight.is_native_int4:
+        if isinstance(weight.codec, Fp8Block | FloatValues):
+            return Action.INT4
+        weight.fail(
+            f"is {weight.stored.spec}, which cannot be made INT4",
+            remedy="store it as BF16, F16, F32 or FP8 with its scale, or leave it out with --ignore",
+        )
+    if isinstance(weight.codec, Fp8Block):
         return Action.TO_BF16
-    return Action.COPY
+    # FP16 becomes BF16, except where that would lose what decides between experts
+    is_half = weight.codec == FloatValues(dtype=F16)
+    return Action.TO_BF16 if is_half and role != Role.ROUTER_BIAS else Action.COPY
 
 
 def _keep_undividable(
@@ -109,14 +119,30 @@ def _keep_undividable(
                 file=weight.stored.path.name,
                 remedy=f"choose a --group-size that divides {weight.num_cols}",
             )
-        actions[name] = _action(weight, "keep")
         kept.append(name)
+    groups = {fused_group(weights[name].module) for name in kept} - {None}
+    for name, weight in weights.items():
+        if actions[name] == Action.INT4 and fused_group(weight.module) in groups and name not in kept:
+            kept.append(name)  # engines load it as one module with one that must stay
+    for name in kept:
+        actions[name] = _action(weights[name], roles[name], "keep")
     if not kept:
         return []
+    more = ", ..." if len(kept) > 3 else ""
     return [
-        f"{len(kept)} weights stay BF16: groups of {scheme.group_size} do not divide their columns "
-        f"({', '.join(kept[:3])}{', ...' if len(kept) > 3 else ''})"
+        f"{len(kept)} weights are not quantized: groups of {scheme.group_size} do not divide their columns, or those "
+        f"of a sister ({', '.join(kept[:3])}{more})"
     ]
+
+
+def _check_no_unknown_experts(weights: Mapping[str, Weight], roles: Mapping[str, Role]) -> None:
+    """Experts in one tensor of an unknown form would stay at 16 bits, and nobody would notice."""
+    for name, weight in weights.items():
+        if roles[name] == Role.ROUTED_EXPERT and len(weight.shape) > 2:
+            weight.fail(
+                f"holds experts in a form that is not known {list(weight.shape)}",
+                remedy="store experts one by one, or as gate_up_proj and down_proj [expert, out, in]",
+            )
 
 
 def _check_native(weights: Mapping[str, Weight], form: SourceForm, scheme: Int4Group) -> None:

@@ -4,16 +4,19 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from quantkit.checkpoint.source import Checkpoint, quantization_section
+from quantkit.checkpoint.source import CONFIG_NAME, Checkpoint, quantization_section
 from quantkit.codecs.float_values import FloatValues
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.engines.fusion import FUSED_LEAVES
+from quantkit.errors import SourceError
 from quantkit.families.family import NOT_LINEAR, Family
 from quantkit.layouts import Layout
+from quantkit.layouts.compressed_tensors import section_problems
 from quantkit.plan.plan import Action, Job
 from quantkit.tensors import F16
 
 _SECTIONS = ("quantization_config", "compression_config")
+_HALF_SPELLINGS = ("float16", "half", "fp16", "torch.float16", "torch.half")
 
 
 def output_config(
@@ -26,6 +29,10 @@ def output_config(
     is_native = any(job.weight.is_native_int4 for job in jobs)
     if not is_native or any(job.action != Action.COPY for job in jobs):
         section = layout.config_section(scheme, _ignore(family, jobs, layout))
+    else:
+        problem = next(section_problems(section), None)
+        if problem is not None:
+            raise SourceError(f"quantization_config: {problem}", file=CONFIG_NAME, remedy="correct it in the source")
     for place in (config, config.get("text_config")):
         for key in _SECTIONS:
             if isinstance(place, dict):
@@ -33,11 +40,17 @@ def output_config(
     if any(job.is_int4 for job in jobs):
         (config[parent] if parent else config)["quantization_config"] = section
     if any(job.weight.codec == FloatValues(dtype=F16) for job in jobs):
-        for place in (config, config.get("text_config")):
-            for key in ("dtype", "torch_dtype"):
-                if isinstance(place, dict) and place.get(key) == "float16":
-                    place[key] = "bfloat16"
+        _declare_bf16(config)
     return config
+
+
+def _declare_bf16(section: dict[str, Any]) -> None:
+    """Wherever the config says FP16, in any spelling and at any depth."""
+    for key, value in section.items():
+        if key in ("dtype", "torch_dtype") and value in _HALF_SPELLINGS:
+            section[key] = "bfloat16"
+        elif isinstance(value, dict):
+            _declare_bf16(value)
 
 
 def _ignore(family: Family, jobs: Sequence[Job], layout: Layout) -> list[str]:

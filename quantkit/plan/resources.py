@@ -1,7 +1,7 @@
 """Disk and memory that a plan needs."""
 
 from quantkit.errors import ResourceError
-from quantkit.machine import available_memory_bytes
+from quantkit.machine import available_memory_bytes, bytes_text
 from quantkit.plan.plan import Plan
 
 BASE_BYTES = 300 << 20  # interpreter, numpy, numba and the compiled kernels
@@ -26,7 +26,7 @@ def check_memory(num_jobs: int) -> None:
     available = available_memory_bytes()
     if available is not None and memory_bytes(num_jobs) > available:
         raise ResourceError(
-            f"{num_jobs} workers need {memory_bytes(num_jobs) / 2**30:.2f} GiB of memory and "
-            f"{available / 2**30:.2f} GiB are available",
+            f"{num_jobs} workers need {bytes_text(memory_bytes(num_jobs))} of memory and "
+            f"{bytes_text(available)} are available",
             remedy="use fewer with --jobs",
         )

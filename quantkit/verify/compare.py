@@ -128,4 +128,5 @@ def _read_output(tensor: StoredTensor, first: int, last: int) -> NDArray[np.uint
 def _rows_of(output: Checkpoint, one: Output, task: Task) -> NDArray[Any]:
     row_bytes = one.spec.num_bytes // max(1, task.job.weight.num_rows)
     raw = _read_output(output.tensors[one.name], task.first * row_bytes, task.last * row_bytes)
-    return raw.view(one.spec.dtype.numpy).reshape(task.last - task.first, -1)
+    num_cols = one.spec.num_elements // max(1, task.job.weight.num_rows)
+    return raw.view(one.spec.dtype.numpy).reshape(task.last - task.first, num_cols)

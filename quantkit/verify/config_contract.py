@@ -1,11 +1,12 @@
 """Does quantization_config say of every Linear what is on disk? A mismatch loads as garbage, or not at all."""
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from quantkit.checkpoint.source import CONFIG_NAME
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.families.family import BUILT_WITHOUT_CONFIG, Family
+from quantkit.layouts.compressed_tensors import section_problems
 from quantkit.patterns import matcher
 from quantkit.verify.report import Finding
 from quantkit.weights.binding import Binding
@@ -20,16 +21,11 @@ def check_config(section: Mapping[str, Any], binding: Binding, family: Family) -
         if section:
             yield Finding(check=_CHECK, message="config.json declares a quantization that no tensor has")
         return
-    if section.get("format") != "pack-quantized":
-        yield Finding(check=_CHECK, message=f"format is {section.get('format')!r}, engines need 'pack-quantized'")
-    entries = section.get("ignore") or []
-    try:
-        if not isinstance(entries, list):
-            raise TypeError("not a list")
-        is_ignored = matcher(entries)
-    except (re.error, TypeError, AttributeError) as error:
-        yield Finding(check=_CHECK, message=f"ignore is {entries!r}, not a list of names and patterns ({error})")
+    problems = list(section_problems(section))
+    yield from (Finding(check=_CHECK, message=problem, file=CONFIG_NAME) for problem in problems)
+    if problems:
         return
+    is_ignored = matcher(section.get("ignore") or [])
     for weight in binding.weights.values():
         if isinstance(weight.codec, Fp8Block):
             yield Finding(check=_CHECK, message="is FP8, which the config does not declare", tensor=weight.name)

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from quantkit.checkpoint.source import INDEX_NAME, Checkpoint, open_checkpoint, read_json
+from quantkit.checkpoint.json_files import read_json
+from quantkit.checkpoint.source import CONFIG_NAME, INDEX_NAME, Checkpoint, open_checkpoint
 from quantkit.errors import QuantkitError
 from quantkit.families import FAMILIES, Family
 from quantkit.integrity.manifest import MANIFEST_NAME, FileRecord
@@ -27,7 +28,8 @@ def check_files(directory: Path, records: Mapping[str, FileRecord]) -> Iterator[
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
         if path.is_file() and name not in records and name != MANIFEST_NAME:
-            yield Finding(check="files", message="is not named by the manifest", is_error=False, file=name)
+            is_needed = name.endswith(".safetensors") or name in (CONFIG_NAME, INDEX_NAME)
+            yield Finding(check="files", message="is not named by the manifest", is_error=is_needed, file=name)
 
 
 def check_structure(directory: Path, plan: Plan) -> Iterator[Finding]:
@@ -70,6 +72,9 @@ def check_specs(checkpoint: Checkpoint, plan: Plan) -> Iterator[Finding]:
     for name, stored in checkpoint.tensors.items():
         if name not in planned:
             yield Finding(check="tensors", message="is not part of the plan", tensor=name, file=stored.path.name)
+    for key in sorted(plan.config.keys() | checkpoint.config.keys()):
+        if plan.config.get(key) != checkpoint.config.get(key):
+            yield Finding(check="tensors", message=f"{key} is not what the conversion writes", file=CONFIG_NAME)
 
 
 def check_contract(checkpoint: Checkpoint, family: Family, *, allow_incomplete: bool) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.codecs.opaque import NativeInt4, Opaque
 from quantkit.errors import SourceError
 from quantkit.layouts import compressed_tensors as ct
-from quantkit.tensors import BF16, F8_E4M3, F8_E5M2, F8_E8M0, F16, F32, I8, I32, U8
+from quantkit.tensors import BF16, F8_E4M3, F8_E5M2, F8_E8M0, F16, F32, F64, I8, I32, I64, U8
 from quantkit.weights.fused_experts import is_fused_expert, split_fused
 from quantkit.weights.source_form import SourceForm
 from quantkit.weights.weight import Weight
@@ -72,6 +72,8 @@ def bind_weights(
             dropped[tensor.name] = "a static activation or KV scale of the source's scheme"
             continue
         _check_no_orphan(tensor, tensors)
+        if tensor.name in weights:
+            _fail(tensor, "is stored twice, in two forms", "keep one of the two forms")
         weights[tensor.name] = _plain(tensor)
     return Binding(weights=weights, dropped=dropped)
 
@@ -233,11 +235,19 @@ def _packed_int4(packed: StoredTensor, tensors: Mapping[str, StoredTensor], form
     parts = {"packed": packed, "scale": scale}
     if stem + ct.SHAPE in tensors:
         parts["shape"] = tensors[stem + ct.SHAPE]
+        if parts["shape"].spec.dtype not in (I32, I64) or parts["shape"].spec.shape != (2,):
+            _fail(parts["shape"], f"is {parts['shape'].spec}, not two integers", "download this shard again")
     codec = NativeInt4(group_size=group_size)
     return Weight(name=stem + "weight", shape=(rows, cols), codec=codec, main="packed", parts=parts)
 
 
 def _plain(tensor: StoredTensor) -> Weight:
+    if tensor.name.endswith(".weight") and len(tensor.spec.shape) == 2 and tensor.spec.dtype not in (*_FLOATS, F64):
+        _fail(
+            tensor,
+            f"is a weight of dtype {tensor.spec.dtype.name} without a scale: what its numbers stand for is unknown",
+            "store FP8 weights as F8_E4M3 with their scale, others as BF16, F16 or F32",
+        )
     codec = FloatValues(dtype=tensor.spec.dtype) if tensor.spec.dtype in _FLOATS else Opaque()
     return Weight(name=tensor.name, shape=tensor.spec.shape, codec=codec, main="values", parts={"values": tensor})
 

@@ -1,8 +1,12 @@
 """Is everything there that the config promises? Compared at the level of logical weights, whatever their storage."""
 
+import re
+
 from quantkit.checkpoint.source import Checkpoint
+from quantkit.codecs.opaque import Opaque
 from quantkit.errors import SourceError
 from quantkit.families.family import ExpectedTensor, Family
+from quantkit.tensors import F64
 from quantkit.weights.binding import Binding
 
 
@@ -27,6 +31,14 @@ def check_complete(
                 file=weight.stored.path.name,
                 remedy="the config and the shards belong to different checkpoints; download both again",
             )
+        if weight is not None and weight.codec == Opaque() and weight.stored.spec.dtype != F64:
+            raise SourceError(
+                f"is {weight.stored.spec}, and a weight is made of floats",
+                tensor=weight.stored.name,
+                file=weight.stored.path.name,
+                remedy="download this shard again",
+            )
+    _check_surplus(family, checkpoint, binding, root)
     missing = [tensor for tensor in expected if not tensor.optional and tensor.name not in binding.weights]
     first_mtp = family.num_layers(checkpoint.config)
     mtp_layers = range(first_mtp, first_mtp + family.num_mtp_layers(checkpoint.config))
@@ -43,6 +55,24 @@ def check_complete(
     if missing:
         warnings.append(f"{len(missing)} weights are missing ({missing[0].name}, ...): the output will lack them too")
     return warnings, bool(missing)
+
+
+def _check_surplus(family: Family, checkpoint: Checkpoint, binding: Binding, root: str) -> None:
+    """A layer or an expert that the config does not count would be carried along unseen, and never loaded."""
+    num_layers = family.num_layers(checkpoint.config) + family.num_mtp_layers(checkpoint.config)
+    num_experts = family.num_experts(checkpoint.config)
+    pattern = re.compile(rf"{re.escape(root)}layers\.(\d+)\.(?:mlp\.experts\.(\d+)\.)?")
+    for name, weight in binding.weights.items():
+        match = pattern.match(name)
+        if match is None:
+            continue
+        if int(match[1]) >= num_layers or (match[2] is not None and int(match[2]) >= num_experts):
+            raise SourceError(
+                f"lies beyond the {num_layers} layers of {num_experts} experts that config.json counts",
+                tensor=weight.stored.name,
+                file=weight.stored.path.name,
+                remedy="the config and the shards belong to different checkpoints; download both again",
+            )
 
 
 def text_root(binding: Binding) -> str:

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from quantkit.checkpoint.header import StoredTensor
+from quantkit.checkpoint.json_files import read_json
 from quantkit.checkpoint.sidecars import Sidecars
-from quantkit.checkpoint.source import Checkpoint, Shard, quantization_section, read_json
+from quantkit.checkpoint.source import Checkpoint, Shard, quantization_section
 from quantkit.errors import SourceError
 from quantkit.families import family_of
 from quantkit.weights.source_form import source_form

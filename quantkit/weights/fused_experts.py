@@ -32,6 +32,10 @@ def split_fused(
     leaves = projections[leaf]
     num_experts, rows, cols = tensor.spec.shape
     _check_orientation(tensor, leaves, parent, projections, tensors)
+    if num_experts == 0:
+        raise SourceError(
+            "holds no expert", tensor=tensor.name, file=tensor.path.name, remedy="download this shard again"
+        )
     part_rows = rows // len(leaves)
     for expert in range(num_experts):
         for position, part_leaf in enumerate(leaves):

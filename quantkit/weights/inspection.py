@@ -74,7 +74,8 @@ def describe_scheme(checkpoint: Checkpoint) -> str:
         details.append(f"blocks {section['weight_block_size']}")
     groups = section.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else ():
-        weights = (group.get("weights") if isinstance(group, dict) else None) or {}
+        weights = group.get("weights") if isinstance(group, dict) else None
+        weights = weights if isinstance(weights, dict) else {}
         kind = f"{weights.get('type')}{weights.get('num_bits')}"
         details.append(f"{kind} {weights.get('strategy')} {weights.get('group_size') or ''}".strip())
     return f"{method} ({', '.join(details)})" if details else method

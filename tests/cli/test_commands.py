@@ -88,6 +88,15 @@ def test_plain_text_names_what_matters(tiny_checkpoint, tmp_path):
         (["convert", "SOURCE", "--recipe", "TYPO.yaml"], 2),
         (["convert", "glm-5.3x"], 2),
         (["plan"], 2),
+        (["convert", ""], 2),
+        (["convert"], 2),
+        (["convrt", "SOURCE"], 2),
+        (["convert", "SOURCE", "--bogus"], 2),
+        (["convert", "SOURCE", "--jobs", "none"], 2),
+        (["convert", "SOURCE", "-o", "x" * 300], 2),
+        (["convert", "SOURCE", "-o", "x" * 250], 2),
+        (["convert", "y" * 300], 3),
+        (["inspect", "y" * 300], 3),
         (["plan", "SOURCE", "--config", "SOURCE/config.json"], 2),
         (["recipes", "glm-9"], 2),
         (["convert", "./nowhere"], 3),
@@ -170,12 +179,11 @@ def test_signals_leave_nothing(number, code, tiny_checkpoint, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", [".quantkit-partial", "conversion.json"])
-def test_partial_directory_of_a_killed_run_is_replaced(name, tiny_checkpoint, tmp_path):
+def test_partial_directory_of_a_killed_run_is_replaced(tiny_checkpoint, tmp_path):
     source = tiny_checkpoint().directory
     partial = tmp_path / "out.partial"
     partial.mkdir()
-    (partial / name).write_text("")
+    (partial / ".quantkit-partial").write_text("")
     (partial / "model-00001-of-00002.safetensors").write_bytes(b"half")
     assert run("convert", source, "-o", tmp_path / "out", "-q").returncode == 0
     assert not partial.exists()

@@ -378,7 +378,7 @@ def small_disk(tmp_path):
 
 
 def test_disk_that_is_too_small_is_refused_before_the_work(tiny_checkpoint, small_disk):
-    with pytest.raises(ResourceError, match="GiB are free") as caught:
+    with pytest.raises(ResourceError, match="are free") as caught:
         convert(tiny_checkpoint().directory, small_disk / "out")
     assert caught.value.exit_code == 5
     assert list(small_disk.iterdir()) == []

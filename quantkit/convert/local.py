@@ -11,7 +11,7 @@ from quantkit.integrity.manifest import FileRecord
 from quantkit.integrity.weight_errors import RowCollector, WeightError
 from quantkit.plan.plan import Action, Plan, PlannedShard
 from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks, task_bytes_of
-from quantkit.threads import ReportProgress, Step, run_steps
+from quantkit.threads import FollowUps, ReportProgress, Step, run_steps
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class _Run:
     report_progress: ReportProgress
     total_bytes: int
     execution: Execution = field(default_factory=Execution)
-    follow_ups: list[Step] = field(default_factory=list)
+    follow_ups: FollowUps = field(default_factory=FollowUps)
     writers: list[ShardWriter] = field(default_factory=list)
 
     def steps(self) -> Iterator[Step]:
@@ -117,12 +117,13 @@ class _Run:
     def _finish_if_complete(self, opened: _OpenShard) -> None:
         if opened.is_fed and opened.num_pending == 0 and not opened.is_finished:
             opened.is_finished = True
-            self.follow_ups.append(self._close_step(opened))
+            self.follow_ups.flush.append(self._close_step(opened))
 
     def _close_step(self, opened: _OpenShard) -> Step:
         def step() -> Callable[[], None]:
             opened.writer.close()
-            return self._hash_step(opened.writer.path, opened.shard.name, self.execution.output_records)()
+            hash_it = self._hash_step(opened.writer.path, opened.shard.name, self.execution.output_records)
+            return lambda: self.follow_ups.work.append(hash_it)
 
         return step
 

@@ -7,7 +7,8 @@ is more; pages of mapped files count, and a page that processes share counts onc
 
 Sources are made just before use, so they lie in the page cache. The disk is synced before each step, and 'flush' is
 how long it takes afterwards to write what a step has left in memory: quantkit and the copy fsync, llm-compressor does
-not. A small conversion of each kind comes first, uncounted: it leaves numba's compiled kernels in their cache.
+not. 'others' is the CPU time that the rest of the machine took meanwhile: a row where it is much is worth nothing.
+A small conversion of each kind comes first, uncounted: it leaves numba's compiled kernels in their cache.
 Errors are those of a few expert weights against the FP8 source, decoded by compressed-tensors and torch alone.
 
 Needs Linux, the `dev` extra and 6 GB of disk; takes some minutes. A step that fails is named, and the exit code is 1.
@@ -17,7 +18,6 @@ Needs Linux, the `dev` extra and 6 GB of disk; takes some minutes. A step that f
 
 import argparse
 import json
-import math
 import os
 import platform
 import select
@@ -33,23 +33,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-OWN = [sys.executable, __file__, "--inside"]
+TASKS = [sys.executable, Path(__file__).with_name("benchmark_tasks.py")]
 MAKE = [sys.executable, Path(__file__).with_name("make_checkpoint.py")]
 REAL = ["--real", "--layers", 1, "--dense-layers", 0, "--no-mtp", "--vocab", 1024]
 QUANTKIT = Path(sys.executable).with_name("quantkit")
 NUM_JOBS = len(os.sched_getaffinity(0))
 GROUP_SIZE = 32
-BLOCK = 128
-NUM_ERROR_WEIGHTS = 6
-NUM_MSE_EXPERTS = 5
+NUM_MSE_EXPERTS = 16
 POLL_SECONDS = 0.05
-CHUNK_BYTES = 8 << 20
-# llm-compressor dequantizes what it is told to by name
-FP8_MODULES = (r"re:.*\.mlp\..*_proj$", r"re:.*\.self_attn\.\w+_(proj|mqa|b)$", r"re:.*\.indexer\.w(k|q_b)$")
-EXPERT_MODULES = r"re:.*\.mlp\.experts\.\d+\.\w+_proj$"
 COLUMNS = (  # heading, key, unit, decimals; MB/CPU s: FP8 encoded, the encoders' own CPU time
     ("wall s", "wall_seconds", 1, 2),
     ("CPU s", "cpu_seconds", 1, 2),
+    ("others s", "other_cpu_seconds", 1, 2),
     ("flush s", "flush_seconds", 1, 2),
     ("peak MB", "peak_bytes", 1e6, 0),
     ("in MB", "source_bytes", 1e6, 0),
@@ -108,13 +103,13 @@ def quantkit(scales: str) -> Callable[[Path, Path], Command]:
 
 def llmcompressor(observer: str) -> Callable[[Path, Path], Command]:
     """A conversion by llm-compressor."""
-    return lambda source, output: [*OWN, "llmcompressor", observer, source, output]
+    return lambda source, output: [*TASKS, "llmcompressor", observer, source, output]
 
 
 def copy(source: Path, output: Path) -> Command:
     """A copy that writes as many bytes as a conversion does."""
     _, plan = run([QUANTKIT, "plan", source, "--json"])
-    return [*OWN, "copy", json.loads(plan)["output"]["shard_bytes"], source, output]
+    return [*TASKS, "copy", json.loads(plan)["output"]["shard_bytes"], source, output]
 
 
 def warm_up(work: Path) -> Row:
@@ -149,7 +144,7 @@ def measure(step: Step, work: Path) -> Row:
         row: Row = {**usage, "flush_seconds": time.perf_counter() - started}
         row |= {"source_bytes": shard_bytes(source), "output_bytes": shard_bytes(output)}
         if step.is_conversion:
-            row["relative_error"] = float(run([*OWN, "error", GROUP_SIZE, source, output])[1])
+            row["relative_error"] = float(run([*TASKS, "error", GROUP_SIZE, source, output])[1])
         if command[0] == QUANTKIT:
             told = json.loads(stdout)
             row["encoded_bytes_per_cpu_second"] = told["encoded_bytes"] / told["encode_cpu_seconds"]
@@ -161,7 +156,7 @@ def measure(step: Step, work: Path) -> Row:
 def run(command: Command) -> tuple[Row, str]:
     """Run to the end, in a session of its own; usage and stdout. StepError with stderr's last line on failure."""
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        started, peak_bytes = time.perf_counter(), 0
+        started, busy_before, peak_bytes = time.perf_counter(), busy_seconds(), 0
         process = subprocess.Popen(list(map(str, command)), stdout=stdout, stderr=stderr, start_new_session=True)
         is_over = os.pidfd_open(process.pid)
         try:
@@ -173,7 +168,7 @@ def run(command: Command) -> tuple[Row, str]:
         finally:
             os.close(is_over)
             _, status, used = os.wait4(process.pid, 0)
-            wall_seconds = time.perf_counter() - started
+            wall_seconds, busy_during = time.perf_counter() - started, busy_seconds() - busy_before
             process.returncode = os.waitstatus_to_exitcode(status)
         stdout.seek(0)
         stderr.seek(0)
@@ -183,7 +178,14 @@ def run(command: Command) -> tuple[Row, str]:
                 f"{' '.join(Path(str(part)).name for part in command[:4])} ended with {process.returncode}: {lines[-1]}"
             )
         cpu_seconds = used.ru_utime + used.ru_stime
-        return {"wall_seconds": wall_seconds, "cpu_seconds": cpu_seconds, "peak_bytes": peak_bytes}, stdout.read()
+        usage: Row = {"wall_seconds": wall_seconds, "cpu_seconds": cpu_seconds, "peak_bytes": peak_bytes}
+        return {**usage, "other_cpu_seconds": max(0.0, busy_during - cpu_seconds)}, stdout.read()
+
+
+def busy_seconds() -> float:
+    """CPU time of everything on this machine since it started."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = Path("/proc/stat").read_text().split()[1:9]
+    return sum(map(int, (user, nice, system, irq, softirq, steal))) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_bytes(session: int) -> int:
@@ -206,79 +208,6 @@ def resident_bytes(session: int) -> int:
 def shard_bytes(directory: Path) -> int:
     """Bytes of all shards."""
     return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-
-
-def run_copy(output_bytes: str, source: Path, output: Path) -> None:
-    """Read every shard, write ``output_bytes`` at the same pace, fsync."""
-    share = int(output_bytes) / shard_bytes(source)
-    chunk = memoryview(bytearray(CHUNK_BYTES))
-    num_read = num_written = 0
-    output.mkdir()
-    with (output / "copy.safetensors").open("wb", buffering=0) as target:
-        for path in sorted(source.glob("*.safetensors")):
-            with path.open("rb", buffering=0) as shard:
-                while count := shard.readinto(chunk):
-                    num_read += count
-                    while num_written < int(num_read * share):
-                        num_written += target.write(chunk[: int(num_read * share) - num_written])
-        os.fsync(target.fileno())
-
-
-def run_llmcompressor(observer: str, source: Path, output: Path) -> None:
-    """Experts to symmetric INT4, the rest dequantized to BF16: what quantkit's default does."""
-    from compressed_tensors.entrypoints.convert import FP8BlockDequantizer
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-    from llmcompressor.entrypoints.model_free import model_free_ptq
-
-    weights = QuantizationArgs(
-        num_bits=4, type="int", symmetric=True, strategy="group", group_size=GROUP_SIZE, observer=observer
-    )
-    model_free_ptq(
-        source,
-        output,
-        scheme=QuantizationScheme(targets=[EXPERT_MODULES], weights=weights),
-        max_workers=NUM_JOBS,
-        device="cpu",
-        converter=FP8BlockDequantizer(targets=FP8_MODULES),
-    )
-
-
-def run_error(group_size: str, source: Path, output: Path) -> None:
-    """Print the relative error over a few expert weights."""
-    from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
-
-    of_source, of_output = tensor_loader(source), tensor_loader(output)
-    index = json.loads((source / "model.safetensors.index.json").read_text())
-    names = sorted(name for name in index["weight_map"] if ".mlp.experts." in name and name.endswith(".weight"))
-    error2 = weight2 = 0.0
-    for name in names[:: -(-len(names) // NUM_ERROR_WEIGHTS)]:
-        unit = of_source(f"{name}_scale_inv").repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
-        values = of_source(name).float() * unit
-        codes = unpack_from_int32(of_output(f"{name}_packed"), 4, values.shape)
-        decoded = codes.float() * of_output(f"{name}_scale").float().repeat_interleave(int(group_size), 1)
-        error2 += (decoded - values).double().square().sum().item()
-        weight2 += values.double().square().sum().item()
-    print(math.sqrt(error2 / weight2))
-
-
-def tensor_loader(directory: Path) -> Callable[[str], Any]:
-    """Loads a checkpoint's tensors by name, as torch sees them."""
-    from safetensors import safe_open
-
-    index = json.loads((directory / "model.safetensors.index.json").read_text())
-
-    def load(name: str) -> Any:
-        with safe_open(directory / index["weight_map"][name], framework="pt") as shard:
-            return shard.get_tensor(name)
-
-    return load
-
-
-INSIDE: dict[str, Callable[[str, Path, Path], None]] = {
-    "copy": run_copy,
-    "llmcompressor": run_llmcompressor,
-    "error": run_error,
-}
 
 
 def measure_all(options: argparse.Namespace, work: Path) -> dict[str, Any]:
@@ -328,13 +257,7 @@ def main() -> None:
     parser.add_argument("--work-dir", type=Path, help="existing directory on the disk to use [default: the system's]")
     parser.add_argument("--keep", action="store_true", help="leave the sources there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file too")
-    parser.add_argument("--inside", nargs=4, help=argparse.SUPPRESS)  # one step, as a process of its own
-    options = parser.parse_args()
-    if options.inside:
-        task, argument, source, output = options.inside
-        INSIDE[task](argument, Path(source), Path(output))
-    else:
-        benchmark(options)
+    benchmark(parser.parse_args())
 
 
 def benchmark(options: argparse.Namespace) -> None:

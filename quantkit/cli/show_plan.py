@@ -8,8 +8,6 @@ from quantkit.machine import bytes_text
 from quantkit.plan.plan import Plan
 from quantkit.plan.resources import disk_bytes, memory_bytes
 
-_SOURCES = {"fp8_block": "fp8", "float_values": "float", "native_int4": "native int4", "opaque": "bytes"}
-
 
 def show_plan(plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int, as_json: bool) -> None:
     """Everything that the plan decided."""
@@ -32,7 +30,7 @@ def _show_parts(plan: Plan) -> None:
     rows = [
         [
             part.role.value,
-            _SOURCES[part.codec],
+            part.source,
             part.action.value,
             render.count(part.num_weights),
             render.count(part.num_elements),

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from quantkit import __version__
 from quantkit.integrity.weight_errors import ClassError
+from quantkit.machine import bytes_text
 from quantkit.plan.plan import Plan
 
 
@@ -18,11 +19,11 @@ def model_card(plan: Plan, classes: Sequence[ClassError], provenance: Mapping[st
         f"`pack-quantized`), groups of {plan.recipe.group_size}, scales by {plan.recipe.scales}, {signs}, stored as "
         "BF16. `conversion.json` holds the resolved recipe and the sha256 of every file.",
         "",
-        "| part | done | weights | source bytes | output bytes |",
-        "|---|---|---:|---:|---:|",
+        "| part | source | done | weights | source size | output size |",
+        "|---|---|---|---:|---:|---:|",
         *(
-            f"| {part.role} | {part.codec} {part.action} | {part.num_weights} "
-            f"| {part.source_bytes} | {part.output_bytes} |"
+            f"| {part.role} | {part.source} | {part.action} | {part.num_weights:,} "
+            f"| {bytes_text(part.source_bytes)} | {bytes_text(part.output_bytes)} |"
             for part in plan.parts
         ),
     ]

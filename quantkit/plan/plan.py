@@ -82,6 +82,10 @@ class RuleCount:
     num_weights: int
 
 
+# source codecs in words, for people
+SOURCE_WORDS = {"fp8_block": "fp8", "float_values": "float", "native_int4": "native int4", "opaque": "bytes"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartTotal:
     """All weights of one role that share an action and a source codec."""
@@ -93,6 +97,11 @@ class PartTotal:
     num_elements: int
     source_bytes: int
     output_bytes: int
+
+    @property
+    def source(self) -> str:
+        """The source codec in words."""
+        return SOURCE_WORDS[self.codec]
 
 
 @dataclass(frozen=True, kw_only=True)

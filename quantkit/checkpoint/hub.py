@@ -41,38 +41,32 @@ def fetch_snapshot(hub_id: str, revision: str) -> Snapshot:
         RevisionNotFoundError,
     )
 
-    def failed(what: str, remedy: str, error: Exception) -> SourceError:
-        failure = SourceError(f"{hub_id}@{revision}: {what}", remedy=remedy)
-        failure.__cause__ = error
-        return failure
+    def failed(what: str, remedy: str) -> SourceError:
+        return SourceError(f"{hub_id}@{revision}: {what}", remedy=remedy)
 
     try:
         directory = Path(snapshot_download(hub_id, revision=revision, ignore_patterns=_NEVER_FETCHED))
     except GatedRepoError as error:
         raise failed(
-            "the repository is gated", "accept its terms on the hub and log in with `hf auth login`", error
+            "the repository is gated", "accept its terms on the hub and log in with `hf auth login`"
         ) from error
     except RevisionNotFoundError as error:
-        raise failed("the hub has no such revision", "check the part behind @", error) from error
+        raise failed("the hub has no such revision", "check the part behind @") from error
     except RepositoryNotFoundError as error:
         raise failed(
-            "the hub has no such repository, or it is private",
-            "check the name, or log in with `hf auth login`",
-            error,
+            "the hub has no such repository, or it is private", "check the name, or log in with `hf auth login`"
         ) from error
     except HFValidationError as error:
-        raise failed("is not a hub id", "write it as org/name or org/name@revision", error) from error
+        raise failed("is not a hub id", "write it as org/name or org/name@revision") from error
     except LocalEntryNotFoundError as error:
         raise failed(
             "cannot be fetched and is not in the cache: the hub cannot be reached",
             "check the network, or download the checkpoint elsewhere and name its directory",
-            error,
         ) from error
     except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise failed(
             f"cannot be fetched ({first_line})",
             "check the network and the free disk space, then run the same command again: downloads resume",
-            error,
         ) from error
     return Snapshot(directory=directory, hub_id=hub_id, commit=directory.name)

@@ -42,7 +42,7 @@ def source_digest(directory: Path = _HERE) -> str:
 def _cache_directory() -> Path | None:
     """The place that numba's own variable names, else beside the sources, else the user's cache; None if all refuse."""
     places = [Path(_config.CACHE_DIR)] if _config.CACHE_DIR else [_HERE / "__pycache__"]
-    places.append(Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()))
+    places.append(Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")))  # noqa: PTH111 (never raises)
     for place in places:
         directory = place / "quantkit-kernels" / source_digest()
         try:

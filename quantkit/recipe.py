@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
@@ -158,6 +158,7 @@ def override(
     ignore: Sequence[str] = (),
 ) -> Recipe:
     """What the command line changes. ``targets`` replace the rules; ``ignore`` go before them as keep."""
+    _check_options(group_size, scales, (*targets, *ignore))
     document = recipe_document(recipe)
     changes = {"group_size": group_size, "scales": scales, "signed_scales": signed_scales}
     document |= {key: value for key, value in changes.items() if value is not None}
@@ -165,6 +166,23 @@ def override(
         document["rules"] = _pattern_rules(targets, "int4")
     document["rules"] = _pattern_rules(ignore, "keep") + document["rules"]
     return parse_recipe(document, where=recipe.name)
+
+
+def _check_options(group_size: int | None, scales: str | None, patterns: Iterable[str]) -> None:
+    """The options by their own names: nobody has written the recipe that they change."""
+    if group_size is not None and group_size not in get_args(GroupSize):
+        raise RecipeError(f"--group-size {group_size} is not there", remedy="choose 32, 64 or 128")
+    if scales is not None and scales not in get_args(ScaleChoice):
+        raise RecipeError(
+            f"--scales {scales} is not there{_near(scales, get_args(ScaleChoice))}", remedy="choose search or absmax"
+        )
+    for pattern in patterns:
+        try:
+            is_matched(pattern, "")
+        except re.error as error:
+            raise RecipeError(
+                f"{pattern!r} is no regular expression ({error})", remedy="correct --targets or --ignore"
+            ) from error
 
 
 def recipe_document(recipe: Recipe) -> dict[str, Any]:
@@ -180,8 +198,8 @@ def decide(rules: Sequence[Rule], module: str, role: Role) -> tuple[Action, int 
         if rule.is_hit(module, role):
             if rule.action == "int4" and role in NEVER_QUANTIZED:
                 raise RecipeError(
-                    f"rule {index} ({rule}) would quantize {module}, which is a {role} and never INT4",
-                    remedy=f"narrow the pattern, or ignore 're:{re.escape(module)}$' before it",
+                    f"the {rule} would quantize {module}, which is a {role} and never INT4",
+                    remedy=f"narrow it, or add --ignore 're:.*{re.escape(module.rpartition('.')[2])}$'",
                 )
             return rule.action, index
     return "keep", None

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 
 from quantkit.checkpoint.hub import fetch_snapshot
@@ -54,13 +55,22 @@ def resolve_source(source: str | None, *, recipe: str | None = None, config: Pat
     if _is_directory(directory):
         return _resolved(directory.resolve().name, open_checkpoint(directory), recipe, {})
     match = _HUB_ID.fullmatch(source)
-    if match is None or source.startswith("."):
-        if "/" not in source and not source.startswith("."):
-            builtin_recipe(source)  # raises, with a near name
-        raise SourceError("is not there", file=source, remedy="name a checkpoint directory, a hub id or a recipe")
+    if match is None or source.startswith((".", "/", "~")):
+        if "/" in source or source.startswith("."):
+            raise SourceError("is not there", file=source, remedy="name a checkpoint directory, a hub id or a recipe")
+        raise _neither(source)
     hub_id = match["id"]
     implied = next((one.name for one in recipe_summaries() if one.hub_id == hub_id), None)
     return _from_hub(hub_id, match["revision"] or "main", hub_id.partition("/")[2], recipe or implied)
+
+
+def _neither(source: str) -> RecipeError:
+    """A plain word that is no directory here and no recipe, with the nearest of both."""
+    near_recipe = get_close_matches(source, builtin_names(), n=1)
+    near_directory = get_close_matches(source, [path.name for path in Path().iterdir() if path.is_dir()], n=1)
+    near = [f"./{name}" for name in near_directory] + near_recipe
+    remedy = f"did you mean {' or '.join(near)}?" if near else "see quantkit recipes, or name a directory"
+    return RecipeError(f"{source!r} is neither a directory here nor a recipe", remedy=remedy)
 
 
 def _is_directory(path: Path) -> bool:

@@ -175,6 +175,8 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    if arguments.directory.exists():
+        parser.error(f"{arguments.directory} exists already")
     sizes = dict(REAL if arguments.real else SMALL)
     if arguments.vocab:
         sizes["vocab_size"] = arguments.vocab

@@ -211,7 +211,7 @@ def test_patterns_match_from_the_start_and_need_not_reach_the_end():
 @pytest.mark.parametrize("role", sorted(NEVER_QUANTIZED))
 def test_a_pattern_never_quantizes_a_protected_module(role):
     rules = (Rule(pattern="re:.*", action="int4"),)
-    with pytest.raises(RecipeError, match=rf"rule 0 .* would quantize model\.x, which is a {role}"):
+    with pytest.raises(RecipeError, match=rf"the .* would quantize model\.x, which is a {role}"):
         decide(rules, "model.x", role)
     kept = (Rule(pattern="model.x", action="keep"), *rules)
     assert decide(kept, "model.x", role) == ("keep", 0)
@@ -232,8 +232,8 @@ def test_overrides_replace_targets_and_put_ignore_first():
 
 
 @pytest.mark.parametrize("change", [{"group_size": 48}, {"scales": "mse"}, {"targets": ("re:(",)}])
-def test_overrides_are_checked_like_a_file(change):
-    with pytest.raises(RecipeError, match=r"^glm-5\.2: "):
+def test_overrides_are_checked_under_their_own_names(change):
+    with pytest.raises(RecipeError, match=r"is not there|no regular expression"):
         override(builtin_recipe("glm-5.2"), **change)
 
 

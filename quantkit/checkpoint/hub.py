@@ -61,7 +61,7 @@ def fetch_snapshot(hub_id: str, revision: str) -> Snapshot:
     except LocalEntryNotFoundError as error:
         raise failed(
             "cannot be fetched and is not in the cache: the hub cannot be reached",
-            "check the network, or download the checkpoint elsewhere and name its directory",
+            "check the network, or name a directory (there is none of that name here)",
         ) from error
     except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]

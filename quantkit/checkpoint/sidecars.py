@@ -30,6 +30,7 @@ _REWRITTEN = {
     "conversion.json": "belongs to the source",
     "hf_quant_config.json": "declares the source's quantization",
 }
+EXPECTED_SKIPS = ("written anew", "an index")  # the reasons that no user need be told of
 README_NAME = "README.md"
 SOURCE_README_NAME = "SOURCE_README.md"  # the source's card must not pass for the card of the output
 

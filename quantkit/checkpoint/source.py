@@ -43,6 +43,7 @@ class Checkpoint:
     shards: tuple[Shard, ...]
     tensors: Mapping[str, StoredTensor]
     sidecars: Sidecars
+    is_assumed: bool = False  # made up from a config: there are no shards
 
     @cached_property
     def num_bytes(self) -> int:

@@ -1,6 +1,5 @@
 """Assembles the commands and turns every error into one line and an exit code. Imports nothing heavy."""
 
-import os
 import signal
 import sys
 from types import FrameType
@@ -67,9 +66,6 @@ def main() -> None:
             sys.exit(2)
         message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
         _exit_with(UsageError(message[:1].lower() + message[1:], remedy="see quantkit --help"))
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except OSError as error:  # what no check foresaw: a folder without permission, a name too long
         _exit_with(SourceError(str(error.strerror), file=error.filename, remedy="check the path and its permissions"))
     except _Stopped:

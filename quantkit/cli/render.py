@@ -1,6 +1,7 @@
 """Draws results. The only importer of rich; tables and progress on a terminal, plain lines elsewhere."""
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,20 +10,32 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit.machine import bytes_text
 
+BROKEN_PIPE = 141
+
 if TYPE_CHECKING:
     from quantkit.threads import ReportProgress
+
+
+def _write(text: str) -> None:
+    """To stdout at once; a reader that has gone away ends the command, as SIGPIPE would."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(BROKEN_PIPE)
 
 
 def show_json(document: Mapping[str, Any]) -> None:
     """The one document of ``--json``."""
     import json
 
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    _write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 
 def show_line(text: str) -> None:
     """A line of data."""
-    sys.stdout.write(text + "\n")
+    _write(text + "\n")
 
 
 def show_notes(kind: str, notes: Sequence[str]) -> None:
@@ -104,7 +117,7 @@ def _plain_progress(label: str) -> "ReportProgress":
 
 
 def _is_numeric(rows: Sequence[Sequence[str]], index: int) -> bool:
-    return all(row[index][:1].isdigit() or row[index] in {"", "-"} for row in rows)
+    return all(re.fullmatch(r"[\d.,]+%?( [KMG]?i?B)?|-?", row[index]) for row in rows)
 
 
 def _show_plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

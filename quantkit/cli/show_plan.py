@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from quantkit.checkpoint.sidecars import EXPECTED_SKIPS
 from quantkit.cli import documents, render
 from quantkit.engines.tensor_parallel import TpVerdict
 from quantkit.machine import bytes_text
@@ -22,7 +23,8 @@ def show_plan(plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int, as_json: bo
     )
     _show_totals(plan, num_jobs)
     _show_tp(tp, plan.recipe.group_size)
-    render.show_notes("skipped", [f"{name}: {reason}" for name, reason in plan.checkpoint.sidecars.skipped])
+    skipped = plan.checkpoint.sidecars.skipped
+    render.show_notes("not copied", [f"{name}: {reason}" for name, reason in skipped if reason not in EXPECTED_SKIPS])
     render.show_notes("warning", plan.warnings)
 
 
@@ -49,12 +51,13 @@ def _show_parts(plan: Plan) -> None:
 def _show_totals(plan: Plan, num_jobs: int) -> None:
     largest = max(plan.shards, key=lambda shard: shard.file_bytes)
     share = 100 * plan.int4_share
-    source = plan.checkpoint
+    source, size = plan.checkpoint, bytes_text(largest.file_bytes)
     rows = [
         ["source", f"{render.count(len(source.tensors))} tensors", bytes_text(source.num_bytes)],
         ["output", f"{render.count(plan.num_tensors)} tensors", bytes_text(plan.tensor_bytes)],
-        ["", f"{plan.tensor_bytes:,} bytes of tensors, {share:.1f}% of the elements in INT4", ""],
-        ["largest shard", largest.name, bytes_text(largest.file_bytes)],
+        ["", f"{plan.tensor_bytes:,} bytes", ""],
+        ["in INT4", f"{share:.1f}% of the elements", ""],
+        ["largest shard", *(["not known from a config", "-"] if source.is_assumed else [largest.name, size])],
         ["disk needed", "", bytes_text(disk_bytes(plan))],
         ["memory needed", f"{num_jobs} workers", bytes_text(memory_bytes(num_jobs))],
     ]
@@ -62,5 +65,10 @@ def _show_totals(plan: Plan, num_jobs: int) -> None:
 
 
 def _show_tp(verdicts: Sequence[TpVerdict], group_size: int) -> None:
-    rows = [[str(verdict.tp), verdict.engine, verdict.status, verdict.reason] for verdict in verdicts]
-    render.show_table(f"Tensor parallel sizes (group {group_size})", ["TP", "engine", "verdict", "why"], rows)
+    rows = [
+        [str(verdict.tp), verdict.engine, verdict.status, ", ".join(verdict.kernels), verdict.reason]
+        for verdict in verdicts
+    ]
+    render.show_table(
+        f"Tensor parallel sizes (group {group_size})", ["TP", "engine", "verdict", "kernels", "why not"], rows
+    )

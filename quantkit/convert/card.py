@@ -38,6 +38,8 @@ def model_card(plan: Plan, classes: Sequence[ClassError], provenance: Mapping[st
         ]
     for engine, advice in plan.recipe.engines.items():
         lines += ["", f"## {engine}", "", *(f"- {line}" for line in advice)]
+    if not plan.recipe.engines:
+        lines += ["", "This recipe has no serving notes; those of `quantkit recipes` do (`--recipe NAME`)."]
     if plan.warnings:
         lines += ["", "## Warnings", "", *(f"- {warning}" for warning in plan.warnings)]
     lines += [

@@ -176,8 +176,8 @@ def _check_matched(rules: Iterable[RuleCount], recipe: Recipe) -> None:
     for count in rules:
         if count.num_weights == 0:
             raise RecipeError(
-                f"recipe {recipe.name}: the rule {count.rule!r} -> {count.action} matches no weight",
-                remedy="correct the rule, or pass --allow-unmatched",
+                f"{count.rule!r} ({count.action}) matches no weight",
+                remedy=f"correct it on the command line or in recipe {recipe.name}, or pass --allow-unmatched",
             )
 
 

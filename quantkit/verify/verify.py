@@ -59,7 +59,7 @@ def verify_output(
     report = replace(report, num_tensors=len(checkpoint.tensors))
     if source is None or not report.is_good:
         return report
-    report = replace(report, checks=(*report.checks, "source"))
+    report = replace(report, checks=(*report.checks, "plan" if is_fast else "source shards"))
     if not is_fast:
         records = {shard.name: manifest.source_shards.get(shard.name, _UNRECORDED) for shard in source.shards}
         report = report.with_findings(
@@ -74,16 +74,16 @@ def verify_output(
     comparison = compare_with_source(
         plan, checkpoint, is_fast=is_fast, num_jobs=num_jobs, report_progress=report_progress
     )
-    return _with_comparison(report, comparison, plan)
+    return _with_comparison(report, comparison, plan, is_fast=is_fast)
 
 
-def _with_comparison(report: VerifyReport, comparison: Comparison, plan: Plan) -> VerifyReport:
+def _with_comparison(report: VerifyReport, comparison: Comparison, plan: Plan, *, is_fast: bool) -> VerifyReport:
     classes = class_errors(comparison.errors)
     thresholds = check_errors(comparison.errors, classes, group_size=plan.recipe.group_size)
     report = report.with_findings(comparison.findings[:_MAX_FINDINGS])
     return replace(
         report.with_findings(first_findings(thresholds, _MAX_FINDINGS)),
-        checks=(*report.checks, "values against the source"),
+        checks=(*report.checks, "copied values" if is_fast else "every value"),
         classes=classes,
         errors=tuple(comparison.errors),
     )

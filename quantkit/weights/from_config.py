@@ -40,4 +40,5 @@ def checkpoint_from_config(path: Path) -> Checkpoint:
         shards=(shard,),
         tensors=tensors,
         sidecars=Sidecars(copied=(), skipped=()),
+        is_assumed=True,
     )

@@ -14,20 +14,19 @@ class DType:
     name: str
     numpy: str
     bits: int
-    is_float: bool = False
 
     @property
     def num_bytes(self) -> int:
         return self.bits // 8
 
 
-F64 = DType("F64", "<f8", 64, is_float=True)
-F32 = DType("F32", "<f4", 32, is_float=True)
-F16 = DType("F16", "<f2", 16, is_float=True)
-BF16 = DType("BF16", "<u2", 16, is_float=True)
-F8_E4M3 = DType("F8_E4M3", "|u1", 8, is_float=True)
-F8_E5M2 = DType("F8_E5M2", "|u1", 8, is_float=True)
-F8_E8M0 = DType("F8_E8M0", "|u1", 8, is_float=True)
+F64 = DType("F64", "<f8", 64)
+F32 = DType("F32", "<f4", 32)
+F16 = DType("F16", "<f2", 16)
+BF16 = DType("BF16", "<u2", 16)
+F8_E4M3 = DType("F8_E4M3", "|u1", 8)
+F8_E5M2 = DType("F8_E5M2", "|u1", 8)
+F8_E8M0 = DType("F8_E8M0", "|u1", 8)
 I64 = DType("I64", "<i8", 64)
 I32 = DType("I32", "<i4", 32)
 I16 = DType("I16", "<i2", 16)

@@ -47,9 +47,9 @@ def verify_output(
     manifest = read_manifest(output)
     origin = _origin(manifest)
     findings = list(first_findings(check_files(output, manifest.output_files), _MAX_FINDINGS))
-    findings += check_hashes(
-        output, manifest.output_files, wrong=_DAMAGED, num_jobs=num_jobs, report_progress=report_progress
-    )
+    is_reported = {finding.file for finding in findings}
+    to_hash = {name: record for name, record in manifest.output_files.items() if name not in is_reported}
+    findings += check_hashes(output, to_hash, wrong=_DAMAGED, num_jobs=num_jobs, report_progress=report_progress)
     checkpoint, more = open_output(output)
     report = VerifyReport(output=output, checks=_CHECKS, findings=(*findings, *more), num_tensors=0)
     if checkpoint is None:

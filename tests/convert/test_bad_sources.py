@@ -9,7 +9,6 @@ import torch
 
 from quantkit.errors import QuantkitError, RecipeError, ResourceError, SourceError, UsageError
 from tests.convert.helpers import convert, directory_bytes, load_output, same
-from tests.tiny import FP8
 
 EXPERT = "model.layers.1.mlp.experts.2.up_proj.weight"
 ATTENTION = "model.layers.0.self_attn.o_proj.weight"
@@ -349,9 +348,9 @@ def test_rules_that_match_nothing_or_too_much(tiny_checkpoint, tmp_path):
     source = tiny_checkpoint()
     assert "matches no weight" in refuse(source.directory, tmp_path, RecipeError, targets=["re:.*no_such"]).message
     assert "matches no weight" in refuse(source.directory, tmp_path, RecipeError, ignore=["no.such.module"]).message
-    for pattern in ("re:.*mlp.gate$", "re:.*kv_b_proj", "lm_head", "re:.*embed_tokens", "re:.*layernorm"):
-        if pattern != "re:.*layernorm":
-            assert "never INT4" in refuse(source.directory, tmp_path, RecipeError, targets=[pattern]).message
+    assert "matches no weight" in refuse(source.directory, tmp_path, RecipeError, targets=["re:.*layernorm"]).message
+    for pattern in ("re:.*mlp.gate$", "re:.*kv_b_proj", "lm_head", "re:.*embed_tokens"):
+        assert "never INT4" in refuse(source.directory, tmp_path, RecipeError, targets=[pattern]).message
     assert (
         "one module" in refuse(source.directory, tmp_path, RecipeError, ignore=[EXPERT.removesuffix(".weight")]).message
     )
@@ -360,10 +359,18 @@ def test_rules_that_match_nothing_or_too_much(tiny_checkpoint, tmp_path):
 
 
 def test_unquantized_experts_beside_native_int4_need_the_same_group(tiny_checkpoint, tmp_path):
-    source = tiny_checkpoint(write=False)
-    source.put(EXPERT, source.tensor(EXPERT).view(torch.uint8).view(FP8))
+    source = tiny_checkpoint(model_type="kimi_k2", source_format="int4_native", write=False)
+    module = EXPERT.removesuffix(".weight")
+    for leaf in ("weight_packed", "weight_scale", "weight_shape"):
+        source.remove(f"{module}.{leaf}")
+    source.put(EXPERT, torch.randn(128, 256).to(torch.bfloat16))
     source.write()
+    assert "never requantized" in refuse(source.directory, tmp_path, RecipeError, group_size=64).message
     convert(source.directory, tmp_path / "out")
+    output = load_output(tmp_path / "out")
+    assert output[f"{module}.weight_scale"].shape == (128, 256 // 32)
+    native = "model.layers.1.mlp.experts.0.up_proj.weight_packed"
+    assert same(output[native], source.tensor(native))
 
 
 @pytest.fixture

@@ -96,6 +96,7 @@ def test_missing_truncated_and_longer_files(converted):
     size = path.stat().st_size
     os.truncate(path, size - 8)
     assert messages(output)
+    assert len([message for message in messages(output) if "manifest" in message]) == 1  # and no hash of it
     os.truncate(path, size + 8)
     assert messages(output)
     path.unlink()

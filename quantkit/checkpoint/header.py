@@ -64,20 +64,41 @@ def read_header(path: Path) -> Header:
     try:
         file_bytes = path.stat().st_size
         with path.open("rb") as stream:
-            prefix = stream.read(_LENGTH_BYTES)
-            header_bytes = _header_length(prefix, file_bytes, path)
-            text = stream.read(header_bytes)
+            begin = stream.read(_LENGTH_BYTES)
+            begin += stream.read(header_end(begin, path, file_bytes) - _LENGTH_BYTES)
     except OSError as error:
         raise SourceError(
             f"cannot be read ({error.strerror})",
             file=path.name,
             remedy="check that the file is there and readable",
         ) from error
-    if len(text) != header_bytes:
+    return parse_header(begin, path, file_bytes)
+
+
+def header_end(begin: bytes, path: Path, file_bytes: int) -> int:
+    """Where the header of a file of this length ends, by the file's first bytes: how many ``parse_header`` needs."""
+    prefix = begin[:_LENGTH_BYTES]
+    if len(prefix) < _LENGTH_BYTES:
+        _fail(path, f"is {len(prefix)} bytes long, too short for a safetensors file", remedy=_DOWNLOAD_AGAIN)
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_HEADER_BYTES:
+        _fail(
+            path,
+            f"claims a header of {length} bytes, more than the {MAX_HEADER_BYTES} that the format allows",
+            remedy="this is not a safetensors file; download it again",
+        )
+    if length > file_bytes - _LENGTH_BYTES:
+        _fail(path, f"claims a header of {length} bytes but is {file_bytes} bytes long", remedy=_DOWNLOAD_AGAIN)
+    return _LENGTH_BYTES + length
+
+
+def parse_header(begin: bytes, path: Path, file_bytes: int) -> Header:
+    """Header of a file whose first bytes are at hand; ``path`` need not be there. Raises as ``read_header`` does."""
+    data_begin = header_end(begin, path, file_bytes)
+    if len(begin) < data_begin:
         _fail(path, "ends inside its header", remedy=_DOWNLOAD_AGAIN)
-    entries = _parse_json(text, path)
+    entries = _parse_json(begin[_LENGTH_BYTES:data_begin], path)
     metadata = _metadata(entries.pop("__metadata__", {}), path)
-    data_begin = _LENGTH_BYTES + header_bytes
     tensors = sorted(
         (_tensor(name, entry, path, data_begin) for name, entry in entries.items()),
         key=lambda tensor: (tensor.begin, tensor.end),
@@ -101,21 +122,6 @@ def encode_header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) 
 
 def _fail(path: Path, message: str, *, remedy: str, tensor: str | None = None) -> NoReturn:
     raise SourceError(message, remedy=remedy, tensor=tensor, file=path.name)
-
-
-def _header_length(prefix: bytes, file_bytes: int, path: Path) -> int:
-    if len(prefix) < _LENGTH_BYTES:
-        _fail(path, f"is {len(prefix)} bytes long, too short for a safetensors file", remedy=_DOWNLOAD_AGAIN)
-    length = int.from_bytes(prefix, "little")
-    if length > MAX_HEADER_BYTES:
-        _fail(
-            path,
-            f"claims a header of {length} bytes, more than the {MAX_HEADER_BYTES} that the format allows",
-            remedy="this is not a safetensors file; download it again",
-        )
-    if length > file_bytes - _LENGTH_BYTES:
-        _fail(path, f"claims a header of {length} bytes but is {file_bytes} bytes long", remedy=_DOWNLOAD_AGAIN)
-    return length
 
 
 def _parse_json(text: bytes, path: Path) -> dict[str, Any]:

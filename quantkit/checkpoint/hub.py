@@ -1,9 +1,19 @@
-"""Fetch a checkpoint from the Hugging Face hub into its cache, by the hub's own client."""
+"""Ask the Hugging Face hub by its own client: a whole snapshot, one file, or some bytes of one.
 
+Every failure is a SourceError that names repository and revision, and says what to do.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quantkit.errors import SourceError
+
+if TYPE_CHECKING:
+    from quantkit.checkpoint.http_range import FileRange
 
 _NEVER_FETCHED = [
     "*.bin",
@@ -17,6 +27,11 @@ _NEVER_FETCHED = [
     "*.pkl",
     "*.npz",
 ]
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_LONGEST_NAME = 1024
+_FETCH_AGAIN = "check the network and the free disk space, then run the same command again: downloads resume"
+_ASK_AGAIN = "check the network, then run the same command again"
+_ANSWER_TIMEOUT = 30  # seconds; the client's own default is to wait for ever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,24 +43,96 @@ class Snapshot:
     commit: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repository:
+    """A repository at the commit that ``revision`` stood for. ``files``: their lengths, where the hub says them."""
+
+    hub_id: str
+    revision: str
+    commit: str
+    files: Mapping[str, int | None]
+
+    def __str__(self) -> str:
+        return f"{self.hub_id}@{self.revision}"
+
+
 def fetch_snapshot(hub_id: str, revision: str) -> Snapshot:
     """All files of a repository but other weight formats. Raises SourceError with the remedy for every failure."""
-    import httpx
     from huggingface_hub import snapshot_download
+
+    with _errors_said(f"{hub_id}@{revision}", _FETCH_AGAIN):
+        directory = Path(snapshot_download(hub_id, revision=revision, ignore_patterns=_NEVER_FETCHED))
+    return Snapshot(directory=directory, hub_id=hub_id, commit=directory.name)
+
+
+def find_repository(hub_id: str, revision: str) -> Repository:
+    """What a revision stands for now, and what it holds; one question, so that the two belong together."""
+    from huggingface_hub import HfApi
+
+    from quantkit.checkpoint.http_range import patiently
+
+    with _errors_said(f"{hub_id}@{revision}", _ASK_AGAIN):
+        info = patiently(
+            lambda: HfApi().model_info(hub_id, revision=revision, files_metadata=True, timeout=_ANSWER_TIMEOUT)
+        )
+        files: dict[str, int | None] = {}
+        for sibling in info.siblings or ():
+            size = sibling.size if sibling.lfs is None else sibling.lfs.size
+            if not _is_name(sibling.rfilename) or not _is_length(size):
+                raise ValueError(f"it lists the file {str(sibling.rfilename)[:80]!a} with {str(size)[:80]!a} bytes")
+            files[sibling.rfilename] = size
+        if not isinstance(info.sha, str) or _COMMIT.fullmatch(info.sha) is None:
+            raise ValueError("it names no commit")
+    return Repository(hub_id=hub_id, revision=revision, commit=info.sha, files=files)
+
+
+def download_file(repository: Repository, name: str) -> Path:
+    """One small file, in the client's cache."""
+    from huggingface_hub import hf_hub_download
+
+    with _errors_said(f"{repository}: {name}", _FETCH_AGAIN):
+        return Path(hf_hub_download(repository.hub_id, name, revision=repository.commit))
+
+
+def read_range(repository: Repository, name: str, begin: int, end: int) -> "FileRange":
+    """Bytes ``[begin, end)`` of a file, as far as it goes. Nothing is kept in the cache."""
+    from huggingface_hub import hf_hub_url
+
+    from quantkit.checkpoint import http_range
+
+    listed_bytes = repository.files[name]
+    with _errors_said(f"{repository}: {name}", _ASK_AGAIN):
+        url = hf_hub_url(repository.hub_id, name, revision=repository.commit)
+        return http_range.read_range(url, begin, end, listed_bytes)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and len(value.encode()) <= _LONGEST_NAME
+
+
+def _is_length(value: object) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+
+
+@contextmanager
+def _errors_said(what: str, remedy: str) -> Iterator[None]:
+    """What the client raises, as SourceErrors about ``what``; ``remedy`` for failures on the way."""
+    import httpx
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
         LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
-    def failed(what: str, remedy: str) -> SourceError:
-        return SourceError(f"{hub_id}@{revision}: {what}", remedy=remedy)
+    def failed(problem: str, remedy: str) -> SourceError:
+        return SourceError(f"{what}: {problem}", remedy=remedy)
 
     try:
-        directory = Path(snapshot_download(hub_id, revision=revision, ignore_patterns=_NEVER_FETCHED))
+        yield
     except GatedRepoError as error:
         raise failed(
             "the repository is gated", "accept its terms on the hub and log in with `hf auth login`"
@@ -63,10 +150,26 @@ def fetch_snapshot(hub_id: str, revision: str) -> Snapshot:
             "cannot be fetched and is not in the cache: the hub cannot be reached",
             "check the network, or name a directory (there is none of that name here)",
         ) from error
-    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+    except OfflineModeIsEnabled as error:
+        raise failed("the hub is not asked, because HF_HUB_OFFLINE is set", "unset it, or name a directory") from error
+    except (HfHubHTTPError, httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
+        remedy = "log in with `hf auth login`, as somebody who may read it" if status in {401, 403} else remedy
+        raise failed(f"cannot be fetched ({_first_line(error)})", remedy) from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise failed(
-            f"cannot be fetched ({first_line})",
-            "check the network and the free disk space, then run the same command again: downloads resume",
+            f"the hub's answer is not understood ({_first_line(error)})",
+            "check HF_ENDPOINT, and whether a proxy or a login page answers in the hub's place",
         ) from error
-    return Snapshot(directory=directory, hub_id=hub_id, commit=directory.name)
+
+
+def _first_line(error: Exception) -> str:
+    """The client's words without what must not be shown: the token, and the signatures in addresses."""
+    from huggingface_hub import get_token
+
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    line = re.sub(r"(https?://)[^/@\s'\"]*@", r"\1", line)
+    line = re.sub(r"(https?://[^?\s'\"]*)\?[^\s'\"]*", r"\1", line)
+    line = re.sub(r"(?i)bearer\s+[^\s'\"]+", "the token", line)
+    token = get_token()
+    return line.replace(token, "the token") if token else line

@@ -7,7 +7,7 @@ from typing import Any
 
 from quantkit.errors import SourceError
 
-_MAX_BYTES = 1 << 30
+MAX_JSON_BYTES = 1 << 30
 _MAX_DEPTH = 64
 _AGAIN = "download it again"
 
@@ -22,10 +22,10 @@ def read_json(path: Path, *, what: str) -> dict[str, Any]:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise SourceError("is not a regular file", file=path.name, remedy=what)
-        if status.st_size > _MAX_BYTES:
+        if status.st_size > MAX_JSON_BYTES:
             raise SourceError("is too large to be JSON", file=path.name, remedy=_AGAIN)
         with path.open("rb") as stream:
-            raw = stream.read(_MAX_BYTES)
+            raw = stream.read(MAX_JSON_BYTES)
     except FileNotFoundError as error:
         raise SourceError("is missing", file=path.name, remedy=what) from error
     except OSError as error:

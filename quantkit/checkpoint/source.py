@@ -4,8 +4,7 @@ Nothing outside the directory is read, except through the links of a hub cache (
 ``blobs/``). No tensor data is read here.
 """
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +13,13 @@ from typing import Any, NoReturn
 from quantkit.checkpoint.header import StoredTensor, read_header
 from quantkit.checkpoint.json_files import read_json
 from quantkit.checkpoint.links import Boundary
+from quantkit.checkpoint.shard_index import ShardIndex, check_shard_names, collect_tensors, read_index
 from quantkit.checkpoint.sidecars import Sidecars, find_sidecars
 from quantkit.errors import SourceError
 
 INDEX_NAME = "model.safetensors.index.json"
 CONFIG_NAME = "config.json"
 HF_QUANT_CONFIG_NAME = "hf_quant_config.json"  # where ModelOpt declares its quantization
-_SHARD_OF_MANY = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +57,14 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     boundary = Boundary(directory)
     _check_link(directory / CONFIG_NAME, boundary)
     config = read_json(directory / CONFIG_NAME, what="a checkpoint needs its config.json")
-    shards = _read_shards(directory, boundary)
+    shards, index = _read_shards(directory, boundary)
+    hf_quant_config = directory / HF_QUANT_CONFIG_NAME
     return Checkpoint(
         directory=directory,
         config=config,
-        quantization=_quantization(directory, config),
+        quantization=declared_quantization(config, hf_quant_config if hf_quant_config.is_file() else None),
         shards=shards,
-        tensors=_catalogue(shards),
+        tensors=collect_tensors({shard.name: shard.tensors for shard in shards}, index),
         sidecars=find_sidecars(directory, boundary),
     )
 
@@ -94,11 +94,12 @@ def quantization_section(config: Mapping[str, Any]) -> tuple[str | None, Mapping
     return parent, section
 
 
-def _quantization(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+def declared_quantization(config: Mapping[str, Any], hf_quant_config: Path | None) -> Mapping[str, Any]:
+    """The quantization of the config, or that of ModelOpt's own file where the checkpoint has one and they agree."""
     _, section = quantization_section(config)
-    if not (directory / HF_QUANT_CONFIG_NAME).is_file():
+    if hf_quant_config is None:
         return section
-    document = read_json(directory / HF_QUANT_CONFIG_NAME, what="it declares the quantization")
+    document = read_json(hf_quant_config, what="it declares the quantization")
     inner = document.get("quantization")
     if not isinstance(inner, dict):
         raise SourceError("has no quantization section", file=HF_QUANT_CONFIG_NAME, remedy="download it again")
@@ -110,8 +111,18 @@ def _quantization(directory: Path, config: Mapping[str, Any]) -> Mapping[str, An
     return section or declared
 
 
-def _fail(message: str, *, file: str | Path, remedy: str, tensor: str | None = None) -> NoReturn:
-    raise SourceError(message, file=file, remedy=remedy, tensor=tensor)
+def choose_index(names: Iterable[str], directory: Path) -> str | None:
+    """Which of the names in a directory is the index of its shards, if one is."""
+    found = sorted(name for name in names if name.endswith(".safetensors.index.json"))
+    if INDEX_NAME in found:
+        return INDEX_NAME
+    if len(found) > 1:
+        _fail(f"holds several indexes ({', '.join(found)})", file=directory, remedy="keep the one that belongs to it")
+    return found[0] if found else None
+
+
+def _fail(message: str, *, file: str | Path, remedy: str) -> NoReturn:
+    raise SourceError(message, file=file, remedy=remedy)
 
 
 def _check_link(path: Path, boundary: Boundary) -> None:
@@ -123,21 +134,17 @@ def _check_link(path: Path, boundary: Boundary) -> None:
         )
 
 
-def _read_shards(directory: Path, boundary: Boundary) -> tuple[Shard, ...]:
+def _read_shards(directory: Path, boundary: Boundary) -> tuple[tuple[Shard, ...], ShardIndex | None]:
     try:
-        present = {path.name: path for path in sorted(directory.iterdir()) if path.name.endswith(".safetensors")}
+        paths = sorted(directory.iterdir())
     except OSError as error:
         _fail(f"cannot be listed ({error.strerror})", file=directory, remedy="check its permissions")
-    index_path = _index_path(directory)
-    if index_path is not None:
-        _check_link(index_path, boundary)
-    weight_map = None if index_path is None else _weight_map(index_path)
-    if weight_map is not None and index_path is not None:
-        _check_shard_names(set(weight_map.values()), present, index_path.name)
-    if not present:
-        _fail("holds no .safetensors file", file=directory, remedy="only safetensors are read, never pickles")
-    if weight_map is None:
-        _check_numbering(present)
+    index = None
+    if (index_name := choose_index([path.name for path in paths], directory)) is not None:
+        _check_link(directory / index_name, boundary)
+        index = read_index(directory / index_name)
+    present = {path.name: path for path in paths if path.name.endswith(".safetensors")}
+    check_shard_names(present, index, directory)
     shards = []
     for name, path in present.items():
         if not path.is_file():
@@ -145,96 +152,4 @@ def _read_shards(directory: Path, boundary: Boundary) -> tuple[Shard, ...]:
         _check_link(path, boundary)
         header = read_header(path)
         shards.append(Shard(name=name, path=path, file_bytes=header.file_bytes, tensors=header.tensors))
-    if weight_map is not None and index_path is not None:
-        _check_index(weight_map, shards, index_path.name)
-    return tuple(shards)
-
-
-def _index_path(directory: Path) -> Path | None:
-    found = sorted(directory.glob("*.safetensors.index.json"))
-    if directory / INDEX_NAME in found:
-        return directory / INDEX_NAME
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        _fail(f"holds several indexes ({names})", file=directory, remedy="keep the one that belongs to it")
-    return found[0] if found else None
-
-
-def _weight_map(path: Path) -> dict[str, str]:
-    weight_map = read_json(path, what="download it again").get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        _fail("has no weight_map of strings", file=path.name, remedy="download the index again")
-    return weight_map
-
-
-def _check_shard_names(named: set[str], present: Mapping[str, Path], index_name: str) -> None:
-    for name in sorted(named):
-        if Path(name).name != name or name in {"", ".", ".."} or "\\" in name or "\0" in name:
-            _fail(
-                f"names the shard {name!r}, which is not a plain file name",
-                file=index_name,
-                remedy="nothing outside the checkpoint is read; get the checkpoint from its publisher",
-            )
-        if not name.endswith(".safetensors"):
-            _fail(f"names {name!r}, which is not a safetensors file", file=index_name, remedy="convert it first")
-        if name not in present:
-            _fail(f"the shard is named by {index_name} and missing", file=name, remedy="download this shard")
-    for name in sorted(set(present) - named):
-        _fail(
-            f"is not named by {index_name}",
-            file=name,
-            remedy="download the index that belongs to it, or move the file away",
-        )
-
-
-def _check_numbering(present: Mapping[str, Path]) -> None:
-    """Without an index, ``x-00002-of-00005`` says that four others belong to it."""
-    sets: dict[tuple[str, str], str] = {}
-    for name in present:
-        match = _SHARD_OF_MANY.fullmatch(name)
-        if match is None:
-            continue
-        if not 1 <= int(match["number"]) <= int(match["count"]):
-            _fail("has a number that its own name rules out", file=name, remedy="move it away: it is of another set")
-        sets.setdefault((match["stem"], match["count"]), name)
-    for (stem, count), example in sets.items():
-        for number in range(1, int(count) + 1):
-            other = f"{stem}-{number:0{len(count)}d}-of-{count}.safetensors"
-            if other not in present:
-                _fail(f"the shard is missing ({example} is there)", file=other, remedy="download this shard")
-
-
-def _check_index(weight_map: Mapping[str, str], shards: list[Shard], index_name: str) -> None:
-    stored = {tensor.name: shard.name for shard in shards for tensor in shard.tensors}
-    for name, shard_name in weight_map.items():
-        if stored.get(name) != shard_name:
-            where = f"is in {stored[name]}" if name in stored else "is in no shard"
-            _fail(
-                f"{index_name} places it here, but it {where}",
-                file=shard_name,
-                tensor=name,
-                remedy="download the index and this shard again",
-            )
-    for name, shard_name in stored.items():
-        if name not in weight_map:
-            _fail(
-                f"is in the shard but not in {index_name}",
-                file=shard_name,
-                tensor=name,
-                remedy="download the index and this shard again",
-            )
-
-
-def _catalogue(shards: tuple[Shard, ...]) -> dict[str, StoredTensor]:
-    tensors: dict[str, StoredTensor] = {}
-    for shard in shards:
-        for tensor in shard.tensors:
-            if tensor.name in tensors:
-                _fail(
-                    f"is also in {tensors[tensor.name].path.name}",
-                    file=shard.name,
-                    tensor=tensor.name,
-                    remedy="one of the two shards belongs to another checkpoint; move it away",
-                )
-            tensors[tensor.name] = tensor
-    return tensors
+    return tuple(shards), index

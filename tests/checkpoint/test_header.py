@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from quantkit.checkpoint.header import encode_header, read_header
+from quantkit.checkpoint.header import encode_header, header_end, parse_header, read_header
 from quantkit.checkpoint.reader import read_tensor
 from quantkit.checkpoint.writer import METADATA, ShardWriter, order_tensors
 from quantkit.errors import SourceError
@@ -87,6 +87,20 @@ def test_header_of_more_than_100_megabytes_is_not_read(tmp_path):
         stream.truncate(100_000_001 + 8)
     with pytest.raises(SourceError, match="more than the 100000000"):
         read_header(path)
+
+
+def test_a_header_is_parsed_from_the_first_bytes_of_a_file_that_is_not_here(tmp_path):
+    path = write(tmp_path / "x.safetensors", {"a": entry(0, 4)}, bytes(4))
+    content, elsewhere = path.read_bytes(), path.with_name("elsewhere")
+    end = header_end(content[:8], elsewhere, len(content))
+    assert end == len(content) - 4
+    header = parse_header(content[:end], elsewhere, len(content))
+    assert [(one.name, one.spec, one.begin) for one in header.tensors] == [("a", TensorSpec(DTYPES["U8"], (4,)), end)]
+    assert header == parse_header(content, elsewhere, len(content))
+    with pytest.raises(SourceError, match="ends inside its header"):
+        parse_header(content[: end - 1], elsewhere, len(content))
+    with pytest.raises(SourceError, match="truncated"):
+        parse_header(content, elsewhere, len(content) - 1)
 
 
 def test_files_of_the_safetensors_library_are_read(tmp_path):

@@ -1,86 +1,22 @@
 """A hub repository is fetched by the real client from a local server, and converts like a directory."""
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
+from tests.checkpoint.hub_server import COMMIT, REPOSITORY, serve
 from tests.convert.helpers import convert, directory_bytes
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-REPOSITORY = "zai-org/GLM-5.2-FP8"
-
-
-class Hub(BaseHTTPRequestHandler):
-    """The part of the hub's protocol that a download needs; ``status`` for every request, where it is not 200."""
-
-    directory: Path
-    status = 200
-    error_code = ""
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self.answer(with_body=True)
-
-    def answer(self, *, with_body: bool) -> None:
-        if self.status != 200:
-            self.reply(self.status, b"{}", with_body, {"X-Error-Code": self.error_code})
-        elif self.path.startswith(f"/api/models/{REPOSITORY}/revision/"):
-            names = sorted(path.name for path in self.directory.iterdir())
-            info = {
-                "_id": "1",
-                "id": REPOSITORY,
-                "sha": COMMIT,
-                "private": False,
-                "tags": [],
-                "downloads": 0,
-                "likes": 0,
-            }
-            info["siblings"] = [{"rfilename": name} for name in names]
-            self.reply(200, json.dumps(info).encode(), with_body, {"Content-Type": "application/json"})
-        elif self.path.startswith(f"/api/models/{REPOSITORY}/tree/{COMMIT}"):
-            files = [(path.name, path.stat().st_size) for path in sorted(self.directory.iterdir())]
-            tree = [{"type": "file", "oid": "0" * 40, "size": size, "path": name} for name, size in files]
-            self.reply(200, json.dumps(tree).encode(), with_body, {"Content-Type": "application/json"})
-        elif self.path.startswith(f"/{REPOSITORY}/resolve/{COMMIT}/"):
-            content = (self.directory / self.path.rpartition("/")[2]).read_bytes()
-            etag = hashlib.sha256(content).hexdigest()
-            self.reply(200, content, with_body, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
-        else:
-            self.reply(404, b"{}", with_body, {"X-Error-Code": "EntryNotFound"})
-
-    def reply(self, status: int, body: bytes, with_body: bool, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
 
 
 @pytest.fixture
 def hub(tiny_checkpoint):
     source = tiny_checkpoint("hub-files")
     (source.directory / "pytorch_model.bin").write_bytes(b"never fetched")
-    handler = type("Handler", (Hub,), {"directory": source.directory})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield handler, f"http://127.0.0.1:{server.server_port}", source
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serve(source.directory) as (handler, endpoint):
+        yield handler, endpoint, source
 
 
 def run(endpoint, tmp_path, *arguments):

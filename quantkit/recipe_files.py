@@ -1,5 +1,6 @@
 """Where recipes lie and how their YAML is read: no pydantic, so that listing them is quick."""
 
+import json
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -91,6 +92,16 @@ def recipe_summaries() -> tuple[RecipeSummary, ...]:
         )
         for name, document in documents
     )
+
+
+def recipe_config(name: str) -> dict[str, Any]:
+    """The config.json of a shipped recipe's source, reduced to what decides tensors and sizes.
+
+    A file may stand on another one (``same_as``) and say only what differs.
+    """
+    document: dict[str, Any] = json.loads((recipes_directory() / "configs" / f"{name}.json").read_text("utf-8"))
+    base = document.pop("same_as", None)
+    return document if base is None else recipe_config(base) | document
 
 
 def recipe_text(name: str) -> str:

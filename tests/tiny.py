@@ -51,6 +51,7 @@ _MLA: dict[str, Any] = {
     "qk_rope_head_dim": 32,
     "v_head_dim": 32,
 }
+# None: a key that the family does not have
 _FAMILIES: dict[str, dict[str, Any]] = {
     "glm_moe_dsa": {
         "architectures": ["GlmMoeDsaForCausalLM"],
@@ -79,7 +80,18 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "index_topk": 16,
         "num_nextn_predict_layers": 0,
     },
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_dim": 64,
+        "num_key_value_heads": 2,
+        "num_experts": EXPERTS,
+        "mlp_only_layers": [0],
+        "decoder_sparse_step": 1,
+        **dict.fromkeys(("first_k_dense_replace", "moe_layer_freq", "n_routed_experts", "n_shared_experts")),
+    },
 }
+MODEL_TYPES = tuple(_FAMILIES)
+
 _VISION = {
     "vt_hidden_size": 32,
     "vt_intermediate_size": 64,
@@ -99,7 +111,8 @@ def tiny_config(model_type: str, **changes: Any) -> dict[str, Any]:
         text = tiny_config("kimi_k2", **changes)
         names = ["KimiK25ForConditionalGeneration"]
         return {"model_type": model_type, "architectures": names, "text_config": text, "vision_config": _VISION}
-    return {"model_type": model_type, "dtype": "bfloat16", **_COMMON, **_FAMILIES[model_type], **changes}
+    keys = {key: value for key, value in (_COMMON | _FAMILIES[model_type]).items() if value is not None}
+    return {"model_type": model_type, "dtype": "bfloat16", **keys, **changes}
 
 
 @dataclass

@@ -1,6 +1,6 @@
-"""Over how many GPUs an INT4 checkpoint (W4A16, experts INT4, the rest BF16) can be split.
+"""Over how many GPUs a checkpoint can be split.
 
-Tensor parallelism cuts the columns of ``down_proj``: a rank needs whole scale groups and kernel tiles.
+Tensor parallelism cuts the columns of ``down_proj``: a rank needs whole scale groups or blocks, and kernel tiles.
 Facts: SGLang 0.5.23 and vLLM 0.33, read in source.
 """
 
@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from quantkit.engines.parallel import ENGINES, EngineName, Parallel, Shares, shares_of
 from quantkit.families.config_values import Config, integer
 from quantkit.families.family import Family
 
-EngineName = Literal["sglang", "vllm"]
 TpStatus = Literal["ok", "refused", "unknown"]
 
-ENGINES: tuple[EngineName, ...] = ("sglang", "vllm")
 TP_SIZES: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
 
 # families whose module classes were read in both engines
@@ -42,6 +41,18 @@ EXPERT_KERNELS: tuple[ExpertKernel, ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """What a rank needs whole numbers of: groups of INT4 experts, blocks of FP8 experts, blocks of other FP8 weights.
+
+    None where weights are not stored so.
+    """
+
+    group_size: int | None = None
+    expert_block: int | None = None
+    rest_block: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TpVerdict:
     """One size in one engine. ``kernels``: what can run the experts; ``reason``: why not, or why not all."""
 
@@ -62,36 +73,30 @@ class _Shape:
     dense_width: int
     num_experts: int
     width: int
-    group_size: int
-    is_expert_parallel: bool
-
-    def rank_width(self, tp: int) -> int:
-        """Columns of an expert's ``down_proj`` on one rank."""
-        return self.width if self.is_expert_parallel else self.width // tp
+    num_shared: int
+    num_layers: int
+    head_rows: tuple[int, ...]  # of q_b, kv_b and o for one head, with latent attention
 
 
 def legal_tp(
     *, family: Family, config: Config, group_size: int, expert_parallel: bool = False
 ) -> tuple[TpVerdict, ...]:
-    """A verdict for each size and engine. With expert parallelism whole experts are dealt out and not cut."""
-    if family.name not in _ENGINE_RULES_KNOWN:
-        reason = f"how engines split the family {family.name!r} is not known"
-        return tuple(
-            TpVerdict(tp=tp, engine=engine, status="unknown", reason=reason) for tp in TP_SIZES for engine in ENGINES
+    """Of an INT4 checkpoint (experts INT4, the rest BF16): a verdict for each size and engine.
+
+    With expert parallelism whole experts are dealt out and not cut.
+    """
+    storage = Storage(group_size=group_size)
+    return tuple(
+        split_verdict(
+            family=family,
+            config=config,
+            parallel=Parallel(tp=tp, ep=tp if expert_parallel else 1),
+            storage=storage,
+            engine=engine,
         )
-    text = family.text_config(config)
-    heads = integer(text, "num_attention_heads", at_least=1)
-    shape = _Shape(
-        heads=heads,
-        key_heads=integer(text, "num_key_value_heads", heads, at_least=1),
-        hidden=integer(text, "hidden_size"),
-        dense_width=integer(text, "intermediate_size"),
-        num_experts=family.num_experts(config),
-        width=family.moe_width(config) or 0,
-        group_size=group_size,
-        is_expert_parallel=expert_parallel,
+        for tp in TP_SIZES
+        for engine in ENGINES
     )
-    return tuple(_verdict(shape, tp, engine) for tp in TP_SIZES for engine in ENGINES)
 
 
 def legal_sizes(verdicts: Iterable[TpVerdict], engine: EngineName) -> tuple[int, ...]:
@@ -99,49 +104,138 @@ def legal_sizes(verdicts: Iterable[TpVerdict], engine: EngineName) -> tuple[int,
     return tuple(verdict.tp for verdict in verdicts if verdict.engine == engine and verdict.status == "ok")
 
 
-def _verdict(shape: _Shape, tp: int, engine: EngineName) -> TpVerdict:
-    problem = _dense_problem(shape, tp) or (_expert_problem(shape, tp) if shape.width else "")
+def split_verdict(
+    *, family: Family, config: Config, parallel: Parallel, storage: Storage, engine: EngineName
+) -> TpVerdict:
+    """Whether an engine serves a checkpoint split this way; 'unknown' for a family whose classes were not read."""
+    tp = parallel.tp
+    if family.name not in _ENGINE_RULES_KNOWN:
+        reason = f"how engines split the family {family.name!r} is not known"
+        return TpVerdict(tp=tp, engine=engine, status="unknown", reason=reason)
+    shape = _shape(family, config)
+    problem = _parallel_problem(shape, parallel, engine)
     if problem:
         return TpVerdict(tp=tp, engine=engine, status="refused", reason=problem)
-    if not shape.width:
+    shares = shares_of(parallel, engine, family=family.name, num_kv_heads=shape.key_heads)
+    problem = _dense_problem(shape, shares, storage) or (_expert_problem(shape, shares, storage) if shape.width else "")
+    if problem:
+        return TpVerdict(tp=tp, engine=engine, status="refused", reason=problem)
+    if not shape.width or storage.group_size is None:
         return TpVerdict(tp=tp, engine=engine, status="ok")
-    problems = {kernel.name: _kernel_problem(shape, tp, kernel) for kernel in EXPERT_KERNELS if kernel.engine == engine}
-    kernels = tuple(name for name, text in problems.items() if not text)
+    kernels = [kernel for kernel in EXPERT_KERNELS if kernel.engine == engine]
+    problems = {kernel.name: _kernel_problem(shape, shares, storage.group_size, kernel) for kernel in kernels}
+    able = tuple(name for name, text in problems.items() if not text)
     reason = "; ".join(f"{name} {text}" for name, text in problems.items() if text)
-    return TpVerdict(tp=tp, engine=engine, status="ok" if kernels else "refused", kernels=kernels, reason=reason)
+    return TpVerdict(tp=tp, engine=engine, status="ok" if able else "refused", kernels=able, reason=reason)
 
 
-def _dense_problem(shape: _Shape, tp: int) -> str:
-    """What stands against the split outside the experts, or nothing."""
-    if shape.heads % tp:
-        return f"{shape.heads} attention heads do not divide by {tp}"
-    if shape.key_heads % tp and tp % shape.key_heads:
-        return f"{shape.key_heads} key-value heads can be neither split nor repeated over {tp} ranks"
-    if shape.dense_width % tp:
-        return f"the dense MLP's width {shape.dense_width} does not divide by {tp}"
+def _shape(family: Family, config: Config) -> _Shape:
+    text = family.text_config(config)
+    heads = integer(text, "num_attention_heads", at_least=1)
+    return _Shape(
+        heads=heads,
+        key_heads=integer(text, "num_key_value_heads", heads, at_least=1),
+        hidden=integer(text, "hidden_size"),
+        dense_width=integer(text, "intermediate_size"),
+        num_experts=family.num_experts(config),
+        width=family.moe_width(config) or 0,
+        num_shared=integer(text, "n_shared_experts", 0),
+        num_layers=family.num_layers(config),
+        head_rows=_head_rows(text),
+    )
+
+
+def _head_rows(text: Config) -> tuple[int, ...]:
+    if not integer(text, "kv_lora_rank", 0):
+        return ()
+    nope, rope = integer(text, "qk_nope_head_dim"), integer(text, "qk_rope_head_dim")
+    value = integer(text, "v_head_dim")
+    return nope + rope, nope + value, value
+
+
+def _parallel_problem(shape: _Shape, parallel: Parallel, engine: EngineName) -> str:
+    """What stands against the sizes themselves, or nothing."""
+    tp, ep, attention = parallel.tp, parallel.ep, parallel.attention_tp
+    checks = (
+        (tp % parallel.dp_attention, f"{parallel.dp_attention} attention replicas do not divide TP {tp}"),
+        (tp % ep, f"EP {ep} does not divide TP {tp}"),
+        (
+            engine == "vllm" and ep not in (1, tp),
+            f"vLLM deals experts out to all {tp} ranks or to none, so EP is 1 or {tp}, not {ep}",
+        ),
+        (parallel.pp > shape.num_layers, f"{shape.num_layers} layers do not fill {parallel.pp} pipeline stages"),
+        (shape.heads % attention, f"{shape.heads} attention heads do not divide by {attention}"),
+        (
+            shape.key_heads % attention and attention % shape.key_heads,
+            f"{shape.key_heads} key-value heads can be neither split nor repeated over {attention} ranks",
+        ),
+    )
+    problem = next((text for is_bad, text in checks if is_bad), "")
+    return problem or (_dcp_problem(shape, parallel, engine) if parallel.dcp > 1 else "")
+
+
+def _dcp_problem(shape: _Shape, parallel: Parallel, engine: EngineName) -> str:
+    attention, dcp = parallel.attention_tp, parallel.dcp
+    if attention % dcp:
+        return f"DCP {dcp} does not divide the {attention} ranks that share attention"
+    if shape.head_rows:
+        return ""
+    if engine == "sglang":
+        return "SGLang's attention for this family does not use DCP"
+    if attention <= shape.key_heads or dcp > attention // shape.key_heads:
+        most = max(attention // shape.key_heads, 1)
+        return f"{shape.key_heads} key-value heads on {attention} ranks leave DCP {most} at most, not {dcp}"
+    if (shape.heads // shape.key_heads) % dcp:
+        return f"{shape.heads // shape.key_heads} query heads a key-value head do not divide by DCP {dcp}"
     return ""
 
 
-def _expert_problem(shape: _Shape, tp: int) -> str:
+def _dense_problem(shape: _Shape, shares: Shares, storage: Storage) -> str:
+    """What stands against the split of attention, the dense MLP and the shared expert, or nothing."""
+    if shape.dense_width % shares.dense:
+        return f"the dense MLP's width {shape.dense_width} does not divide by {shares.dense}"
+    if storage.rest_block is None:
+        return ""
+    attention = ((f"attention ({rows} a head)", shape.heads * rows, shares.attention) for rows in shape.head_rows)
+    for what, width, ways in (
+        *attention,
+        ("the dense MLP", shape.dense_width, shares.dense),
+        ("the shared expert", shape.num_shared * shape.width, shares.shared),
+    ):
+        if width % ways == 0 and ways > 1 and width // ways % storage.rest_block:
+            return (
+                f"{what} has {width} / {ways} = {width // ways} columns per rank, not whole FP8 blocks of "
+                f"{storage.rest_block}"
+            )
+    return ""
+
+
+def _expert_problem(shape: _Shape, shares: Shares, storage: Storage) -> str:
     """What stands against the experts in every kernel, or nothing."""
-    if shape.hidden % shape.group_size:
-        return f"the hidden size {shape.hidden} is not a whole number of groups of {shape.group_size}"
-    if shape.is_expert_parallel and shape.num_experts % tp:
-        return f"{shape.num_experts} experts do not divide by {tp}"
-    # the shared expert, and without expert parallelism the routed ones, are cut
-    if shape.width % tp:
-        return f"the expert width {shape.width} does not divide by {tp}"
-    columns = shape.rank_width(tp)
-    if columns % shape.group_size:
-        share = f"{columns}" if shape.is_expert_parallel else f"{shape.width} / {tp} = {columns}"
-        return f"down_proj has {share} columns per rank, not a whole number of groups of {shape.group_size}"
+    granule, words = 1, ""
+    if storage.group_size is not None:
+        granule, words = storage.group_size, "groups"
+    elif storage.expert_block is not None:
+        granule, words = storage.expert_block, "FP8 blocks"
+    if shape.hidden % granule and words == "groups":
+        return f"the hidden size {shape.hidden} is not a whole number of groups of {granule}"
+    if shape.num_experts % shares.expert_groups:
+        return f"{shape.num_experts} experts do not divide by {shares.expert_groups}"
+    # the shared expert is cut even where the routed ones are dealt out
+    ways = max(shares.experts, shares.shared)
+    if shape.width % ways:
+        return f"the expert width {shape.width} does not divide by {ways}"
+    columns = shape.width // shares.experts
+    if columns % granule and (words == "groups" or shares.experts > 1):
+        share = f"{columns}" if shares.experts == 1 else f"{shape.width} / {shares.experts} = {columns}"
+        return f"down_proj has {share} columns per rank, not a whole number of {words} of {granule}"
     return ""
 
 
-def _kernel_problem(shape: _Shape, tp: int, kernel: ExpertKernel) -> str:
-    columns = shape.rank_width(tp)
-    if shape.group_size not in kernel.group_sizes:
-        return f"takes groups of {' or '.join(map(str, kernel.group_sizes))}, not {shape.group_size}"
+def _kernel_problem(shape: _Shape, shares: Shares, group_size: int, kernel: ExpertKernel) -> str:
+    columns = shape.width // shares.experts
+    if group_size not in kernel.group_sizes:
+        return f"takes groups of {' or '.join(map(str, kernel.group_sizes))}, not {group_size}"
     if columns % kernel.width_multiple:
         return f"needs a multiple of {kernel.width_multiple} columns per rank, not {columns}"
     if shape.hidden % kernel.hidden_multiple:

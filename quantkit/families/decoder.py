@@ -94,13 +94,14 @@ def gated_mlp(prefix: str, hidden: int, width: int, role: Role) -> Iterator[Expe
     yield linear(f"{prefix}down_proj", hidden, width, role)
 
 
-def moe(config: Config, prefix: str) -> Iterator[ExpectedTensor]:
-    """Router with its F32 bias, routed experts one by one, and the shared expert."""
+def moe(config: Config, prefix: str, *, has_router_bias: bool = True) -> Iterator[ExpectedTensor]:
+    """Router, with its F32 bias where there is one, routed experts one by one, and the shared expert."""
     hidden, num_experts = integer(config, "hidden_size"), integer(config, "n_routed_experts")
     width, num_shared = integer(config, "moe_intermediate_size"), integer(config, "n_shared_experts", 0)
     yield plain(f"{prefix}gate.weight", (num_experts, hidden), Role.ROUTER)
-    bias = f"{prefix}gate.e_score_correction_bias"
-    yield ExpectedTensor(name=bias, shape=(num_experts,), dtype=F32, role=Role.ROUTER_BIAS)
+    if has_router_bias:
+        bias = f"{prefix}gate.e_score_correction_bias"
+        yield ExpectedTensor(name=bias, shape=(num_experts,), dtype=F32, role=Role.ROUTER_BIAS)
     for expert in range(num_experts):
         yield from gated_mlp(f"{prefix}experts.{expert}.", hidden, width, Role.ROUTED_EXPERT)
     if num_shared:
@@ -133,7 +134,9 @@ def is_sparse(config: Config, layer: int) -> bool:
     )
 
 
-def causal_lm(config: Config, root: str, attention: Attention) -> Iterator[ExpectedTensor]:
+def causal_lm(
+    config: Config, root: str, attention: Attention, *, has_router_bias: bool = True
+) -> Iterator[ExpectedTensor]:
     """A whole decoder under ``root``, MTP layers at the end; the head lies beside ``model.``."""
     hidden, vocabulary = integer(config, "hidden_size"), integer(config, "vocab_size")
     num_layers = integer(config, "num_hidden_layers")
@@ -146,7 +149,7 @@ def causal_lm(config: Config, root: str, attention: Attention) -> Iterator[Expec
         yield from attention(config, f"{prefix}self_attn.", layer)
         yield norm(f"{prefix}post_attention_layernorm", hidden)
         if is_sparse(config, layer):
-            yield from moe(config, f"{prefix}mlp.")
+            yield from moe(config, f"{prefix}mlp.", has_router_bias=has_router_bias)
         else:
             yield from gated_mlp(f"{prefix}mlp.", hidden, integer(config, "intermediate_size"), Role.DENSE_MLP)
     yield norm(f"{root}norm", hidden)

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from quantkit.families import config_values
 from quantkit.families.config_values import Config
+from quantkit.families.kv_shape import KvShape
 from quantkit.registry import Registry
 from quantkit.tensors import DType
 
@@ -78,12 +79,14 @@ class ExpectedTensor:
 
 
 TensorList = Callable[[Config, str], Iterator[ExpectedTensor]]
+KvShapeOf = Callable[[Config], KvShape]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One architecture. ``tensors`` lists what a config stands for, or is None where that is not known.
 
+    ``kv_shape`` reads from a text config what a token leaves in the KV cache; None where that is not known.
     ``stores_mtp_copies``: whether its MTP layer usually carries an embedding and a head of its own. No config
     says so; real headers win.
     """
@@ -94,6 +97,7 @@ class Family:
     tensors: TensorList | None
     ignore: tuple[str, ...]
     text_root: str = "model."
+    kv_shape: KvShapeOf | None = None
     expert_dims: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     stores_mtp_copies: bool = False
 

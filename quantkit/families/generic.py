@@ -3,9 +3,30 @@
 What is left inside a numbered layer is ``linear``; whether a tensor is a matrix, its header says.
 """
 
+from quantkit.errors import SourceError
 from quantkit.families import roles
+from quantkit.families.config_values import Config, per_layer
 from quantkit.families.family import FAMILIES, Family, Role
+from quantkit.families.kv_shape import KvShape, head_kv, latent_kv
 from quantkit.families.roles import module
+
+# keys of layers that keep something else than keys and values of every token
+_OTHER_STATE = ("linear_attn_config", "linear_num_value_heads", "full_attention_interval", "mamba_d_state", "ssm_cfg")
+
+
+def _kv_shape(config: Config) -> KvShape:
+    """Every layer alike, by the customary keys; a config that hints at anything else is refused."""
+    hints = [key for key in (*_OTHER_STATE, "index_topk", "index_n_heads", "sliding_window") if config.get(key)]
+    kinds = per_layer(config, "layer_types", 0) or ()
+    if hints or any(kind != "full_attention" for kind in kinds):
+        raise SourceError(
+            f"{hints[0] if hints else 'layer_types'} says that layers differ in what they keep of a token, so the KV "
+            "cache of this unknown family is not known",
+            file="config.json",
+            remedy="add the architecture as a family",
+        )
+    return latent_kv(config) if config.get("kv_lora_rank") else head_kv(config)
+
 
 GENERIC = FAMILIES.add(
     "generic",
@@ -30,6 +51,7 @@ GENERIC = FAMILIES.add(
             module(r"(?:layers?|blocks?|h)\.\d+\.\w+", Role.LINEAR),
         ),
         tensors=None,
+        kv_shape=_kv_shape,
         ignore=("lm_head",),
     ),
 )

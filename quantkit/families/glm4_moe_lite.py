@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from quantkit.families import decoder, roles
 from quantkit.families.config_values import Config, text_config
 from quantkit.families.family import FAMILIES, ExpectedTensor, Family
+from quantkit.families.kv_shape import latent_kv
 
 
 def _tensors(config: Config, root: str) -> Iterator[ExpectedTensor]:
@@ -18,6 +19,7 @@ FAMILIES.add(
         model_types=("glm4_moe_lite",),
         roles=roles.EXPERTS + roles.MLP + roles.MLA + roles.ENDS,
         tensors=_tensors,
+        kv_shape=latent_kv,
         ignore=roles.IGNORE_ALL_BUT_EXPERTS + roles.IGNORE_MTP_PROJECTION,
         stores_mtp_copies=True,
     ),

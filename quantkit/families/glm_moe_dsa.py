@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from quantkit.families import decoder, roles
 from quantkit.families.config_values import Config, integer, per_layer, text_config
 from quantkit.families.family import FAMILIES, ExpectedTensor, Family
+from quantkit.families.kv_shape import KvShape, latent_kv
 
 
 def has_indexer(config: Config, layer: int) -> bool:
@@ -32,6 +33,10 @@ def _tensors(config: Config, root: str) -> Iterator[ExpectedTensor]:
     return decoder.causal_lm(text_config(config), root, _attention)
 
 
+def _kv_shape(config: Config) -> KvShape:
+    return latent_kv(config, has_indexer)
+
+
 FAMILIES.add(
     "glm_moe_dsa",
     Family(
@@ -39,6 +44,7 @@ FAMILIES.add(
         model_types=("glm_moe_dsa",),
         roles=roles.EXPERTS + roles.MLP + roles.MLA + roles.INDEXER + roles.ENDS,
         tensors=_tensors,
+        kv_shape=_kv_shape,
         ignore=roles.IGNORE_ALL_BUT_EXPERTS + roles.IGNORE_MTP_PROJECTION,
     ),
 )

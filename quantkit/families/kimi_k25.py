@@ -9,6 +9,7 @@ from quantkit.families import decoder, roles
 from quantkit.families.config_values import Config, integer, pair, section, text_config
 from quantkit.families.decoder import plain
 from quantkit.families.family import FAMILIES, ExpectedTensor, Family, Role
+from quantkit.families.kv_shape import latent_kv
 
 _VISION_ROOT = "vision_tower."
 
@@ -61,6 +62,7 @@ FAMILIES.add(
         model_types=("kimi_k25",),
         roles=roles.EXPERTS + roles.VISION + roles.MLP + roles.MLA + roles.ENDS,
         tensors=_tensors,
+        kv_shape=latent_kv,
         ignore=roles.IGNORE_ALL_BUT_EXPERTS + roles.IGNORE_VISION,
         text_root="language_model.model.",
     ),

@@ -1,6 +1,8 @@
 """A catalogue without weights: what a published checkpoint of this config most likely holds."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.json_files import read_json
@@ -15,8 +17,12 @@ VIRTUAL_SHARD = "model.safetensors"
 
 
 def checkpoint_from_config(path: Path) -> Checkpoint:
-    """Every tensor in one shard that does not exist. Raises SourceError for a family that is not known."""
-    config = read_json(path, what="name a config.json")
+    """Of a config.json. Raises SourceError for a family that is not known."""
+    return assumed_checkpoint(read_json(path, what="name a config.json"), path)
+
+
+def assumed_checkpoint(config: Mapping[str, Any], path: Path) -> Checkpoint:
+    """Every tensor in one shard that does not exist; ``path`` is where the config lies, or would."""
     family = family_of(config)
     if not family.is_known:
         raise SourceError(

@@ -5,25 +5,38 @@ from collections.abc import Iterable, Iterator
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.families.family import ExpectedTensor, Role
 from quantkit.layouts import compressed_tensors as ct
-from quantkit.tensors import BF16, F8_E4M3, F32, I32, TensorSpec
+from quantkit.tensors import BF16, F8_E4M3, F32, I32, DType, TensorSpec
 from quantkit.weights.source_form import SourceForm
+
+WEIGHT = "weight"
+
+
+def stored_leaves(
+    spec: TensorSpec, form: SourceForm, *, role: Role, is_fp8: bool, shape_dtype: DType = I32
+) -> Iterator[tuple[str, TensorSpec]]:
+    """Leaf name and spec of the tensors that one weight becomes; ``weight`` alone where it is not quantized.
+
+    FP8 blocks in DeepSeek's names, native INT4 as Kimi publishes it: its ``weight_shape`` is I32, where
+    compressed-tensors writes I64.
+    """
+    if form.int4_group_size is not None and role is Role.ROUTED_EXPERT:
+        rows, cols = spec.shape
+        yield ct.PACKED, TensorSpec(I32, (rows, cols // ct.CODES_PER_WORD))
+        yield ct.SCALE, TensorSpec(BF16, (rows, cols // form.int4_group_size))
+        yield ct.SHAPE, TensorSpec(shape_dtype, (2,))
+    elif form.fp8_blocks and is_fp8:
+        rows, cols = spec.shape
+        block_rows, block_cols = form.block_size(rows, cols)
+        yield WEIGHT, TensorSpec(F8_E4M3, spec.shape)
+        grid = Fp8Block(block_rows=block_rows, block_cols=block_cols).grid_shape(rows, cols)
+        yield "weight_scale_inv", TensorSpec(F32, grid)
+    else:
+        yield WEIGHT, spec
 
 
 def stored_specs(expected: Iterable[ExpectedTensor], form: SourceForm) -> Iterator[tuple[str, TensorSpec]]:
-    """Stored name and spec of every tensor: FP8 blocks in DeepSeek's names, native INT4 as Kimi publishes it."""
+    """Stored name and spec of every tensor."""
     for tensor in expected:
-        module = tensor.name.removesuffix(".weight")
-        if form.int4_group_size is not None and tensor.role is Role.ROUTED_EXPERT:
-            rows, cols = tensor.shape
-            yield f"{module}.{ct.PACKED}", TensorSpec(I32, (rows, cols // ct.CODES_PER_WORD))
-            yield f"{module}.{ct.SCALE}", TensorSpec(BF16, (rows, cols // form.int4_group_size))
-            # the vendor writes it as I32, compressed-tensors as I64
-            yield f"{module}.{ct.SHAPE}", TensorSpec(I32, (2,))
-        elif form.fp8_blocks and tensor.is_fp8:
-            rows, cols = tensor.shape
-            block_rows, block_cols = form.block_size(rows, cols)
-            grid = Fp8Block(block_rows=block_rows, block_cols=block_cols).grid_shape(rows, cols)
-            yield tensor.name, TensorSpec(F8_E4M3, tensor.shape)
-            yield f"{module}.weight_scale_inv", TensorSpec(F32, grid)
-        else:
-            yield tensor.name, TensorSpec(tensor.dtype, tensor.shape)
+        spec = TensorSpec(tensor.dtype, tensor.shape)
+        for leaf, stored in stored_leaves(spec, form, role=tensor.role, is_fp8=tensor.is_fp8):
+            yield tensor.name if leaf == WEIGHT else f"{tensor.name.removesuffix('.weight')}.{leaf}", stored

@@ -10,7 +10,16 @@ from tests.convert.helpers import convert, directory_bytes, load_output, oracle_
 from tests.tiny import BLOCK, EXPERTS, FP8, HIDDEN, expand, quantize_fp8_blocks
 
 FORMS = ["fp8_block", "fp8_channel", "fp8_tensor", "modelopt", "bf16", "f16", "f32"]
-FAMILIES = ["glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25"]
+FAMILIES = [
+    "glm_moe_dsa",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "deepseek_v3",
+    "deepseek_v32",
+    "kimi_k2",
+    "kimi_k25",
+    "qwen3_moe",
+]
 
 
 def check_against_oracle(source, output, group_size=32):

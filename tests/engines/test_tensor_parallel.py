@@ -1,19 +1,17 @@
 """How far a checkpoint can be split, by group size and engine."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quantkit.engines.tensor_parallel import ENGINES, TP_SIZES, legal_sizes, legal_tp
+from quantkit.engines.parallel import ENGINES
+from quantkit.engines.tensor_parallel import TP_SIZES, legal_sizes, legal_tp
 from quantkit.families import FAMILIES, family_of
-
-CONFIGS = Path(__file__).parents[1] / "configs"
+from tests.published import published_config
 
 
 def verdicts(name: str, group_size: int, *, expert_parallel: bool = False, **changes: Any):
-    config = json.loads((CONFIGS / f"{name}.json").read_text()) | changes
+    config = published_config(name) | changes
     return legal_tp(family=family_of(config), config=config, group_size=group_size, expert_parallel=expert_parallel)
 
 
@@ -26,9 +24,9 @@ def one(found, tp: int, engine: str):
     ("name", "group_size", "sizes"),
     [
         # experts 2048 wide
-        ("glm-5.2-fp8", 32, (1, 2, 4, 8, 16, 32)),
-        ("glm-5.2-fp8", 64, (1, 2, 4, 8, 16, 32)),
-        ("glm-5.2-fp8", 128, (1, 2, 4, 8, 16)),
+        ("glm-5.2", 32, (1, 2, 4, 8, 16, 32)),
+        ("glm-5.2", 64, (1, 2, 4, 8, 16, 32)),
+        ("glm-5.2", 128, (1, 2, 4, 8, 16)),
         ("kimi-k2.5", 32, (1, 2, 4, 8, 16, 32)),
         ("kimi-k2.5", 128, (1, 2, 4, 8, 16)),
         # 1536
@@ -58,7 +56,7 @@ def test_every_size_gets_a_verdict_and_every_refusal_a_reason():
 
 def test_a_cut_through_a_group_says_so_in_numbers():
     for engine in ENGINES:
-        verdict = one(verdicts("glm-5.2-fp8", 128, moe_intermediate_size=640), 2, engine)
+        verdict = one(verdicts("glm-5.2", 128, moe_intermediate_size=640), 2, engine)
         assert verdict.status == "refused"
         assert "640 / 2 = 320 columns" in verdict.reason
         assert "groups of 128" in verdict.reason
@@ -79,7 +77,7 @@ def test_marlin_in_sglang_needs_whole_tiles_where_vllm_pads():
 
 
 def test_groups_of_64_leave_sglang_with_marlin():
-    assert one(verdicts("glm-5.2-fp8", 64), 8, "sglang").kernels == ("marlin",)
+    assert one(verdicts("glm-5.2", 64), 8, "sglang").kernels == ("marlin",)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,7 @@ def test_groups_of_64_leave_sglang_with_marlin():
     ],
 )
 def test_other_refusals_name_the_number(changes, tp, reason):
-    verdict = one(verdicts("glm-5.2-fp8", 32, **changes), tp, "vllm")
+    verdict = one(verdicts("glm-5.2", 32, **changes), tp, "vllm")
     assert verdict.status == "refused"
     assert reason in verdict.reason
 

@@ -37,6 +37,10 @@ MLA = {
 DSA = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 8}
 SHARED = {"indexer_types": ["full", "full", "shared", "shared", "full"]}
 GQA = {"num_key_value_heads": 2, "head_dim": 6}
+QWEN = {
+    **{key: value for key, value in MOE.items() if key not in ("n_routed_experts", "n_shared_experts")},
+    **{"model_type": "qwen3_moe", "num_experts": 4, "mlp_only_layers": [2], **GQA},
+}
 
 CASES = {
     "glm_moe_dsa": {
@@ -62,6 +66,9 @@ CASES = {
     "deepseek_v3 without q rank": {"model_type": "deepseek_v3", **MOE, **MLA, "q_lora_rank": None},
     "deepseek_v3 with bias": {"model_type": "deepseek_v3", **MOE, **MLA, "attention_bias": True},
     "deepseek_v32": {"model_type": "deepseek_v32", **MOE, **MLA, **DSA},
+    "qwen3_moe": QWEN,
+    "qwen3_moe with bias": {**QWEN, "attention_bias": True},
+    "qwen3_moe, every other layer": {**QWEN, "num_hidden_layers": 8, "mlp_only_layers": [], "decoder_sparse_step": 2},
 }
 
 

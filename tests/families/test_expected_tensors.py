@@ -1,7 +1,5 @@
 """The tensors that a config stands for: names, shapes and totals of published checkpoints."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +8,7 @@ from quantkit.errors import SourceError
 from quantkit.families import FAMILIES, ExpectedTensor, Role, family_of
 from quantkit.weights.source_form import SourceForm
 from quantkit.weights.stored import stored_specs
+from tests.published import published_config
 
 FORMS = {
     "bf16": SourceForm(),
@@ -17,14 +16,12 @@ FORMS = {
     "int4_native": SourceForm(int4_group_size=32),
 }
 
-CONFIGS = Path(__file__).parents[1] / "configs"
-
-# tensors and GiB; the counts of GLM-5.2-FP8, GLM-5-FP8 and Kimi-K2.5 are those of the published files
+# tensors and GiB; the counts of GLM-5.2-FP8, GLM-5-FP8, Kimi-K2.5 and Qwen3-235B-A22B are those of published files
 TOTALS = [
-    ("glm-5.2-fp8", "fp8_block", 118_629, 703.72),
-    ("glm-5.2-fp8", "bf16", 59_585, 1403.19),
-    ("glm-5-fp8", "fp8_block", 119_028, 704.23),
-    ("kimi-k2-instruct", "fp8_block", 139_583, 958.49),
+    ("glm-5.2", "fp8_block", 118_629, 703.72),
+    ("glm-5.2", "bf16", 59_585, 1403.19),
+    ("glm-5", "fp8_block", 119_028, 704.23),
+    ("kimi-k2", "fp8_block", 139_583, 958.49),
     ("kimi-k2-thinking", "int4_native", 208_215, 553.40),
     ("kimi-k2.5", "int4_native", 208_550, 554.28),
     ("deepseek-v3", "fp8_block", 91_991, 641.29),
@@ -33,11 +30,9 @@ TOTALS = [
     ("glm-4.7", "bf16", 44_691, 667.46),
     ("glm-4.5-air", "bf16", 18_329, 205.76),
     ("glm-4.7-flash", "bf16", 9_703, 58.16),
+    ("qwen3-235b-a22b", "bf16", 36_945, 437.90),
+    ("qwen3-235b-a22b-fp8", "fp8_block", 73_417, 220.21),
 ]
-
-
-def read_config(name: str) -> dict[str, Any]:
-    return json.loads((CONFIGS / f"{name}.json").read_text())
 
 
 def expected(config: dict[str, Any], **options: Any) -> dict[str, ExpectedTensor]:
@@ -46,34 +41,38 @@ def expected(config: dict[str, Any], **options: Any) -> dict[str, ExpectedTensor
 
 @pytest.mark.parametrize(("name", "form", "num_tensors", "gib"), TOTALS)
 def test_totals_are_those_of_the_published_checkpoint(name, form, num_tensors, gib):
-    config = read_config(name)
+    config = published_config(name)
     stored = dict(stored_specs(family_of(config).assumed_tensors(config), FORMS[form]))
     assert len(stored) == num_tensors
     assert sum(spec.num_bytes for spec in stored.values()) / 2**30 == pytest.approx(gib, abs=0.01)
 
 
-def test_bytes_of_glm_5_2_fp8_are_the_total_size_of_its_index():
-    config = read_config("glm-5.2-fp8")
-    stored = stored_specs(family_of(config).assumed_tensors(config), FORMS["fp8_block"])
-    assert sum(spec.num_bytes for _, spec in stored) == 755_617_140_416
+@pytest.mark.parametrize(
+    ("name", "form", "total_size"),
+    [("glm-5.2", "fp8_block", 755_617_140_416), ("qwen3-235b-a22b", "bf16", 470_187_269_120)],
+)
+def test_bytes_are_the_total_size_of_the_published_index(name, form, total_size):
+    config = published_config(name)
+    stored = stored_specs(family_of(config).assumed_tensors(config), FORMS[form])
+    assert sum(spec.num_bytes for _, spec in stored) == total_size
 
 
 def test_glm_4_6_has_no_copies_in_its_mtp_layer():
-    config = read_config("glm-4.6")
+    config = published_config("glm-4.6")
     stored = dict(stored_specs(family_of(config).assumed_tensors(config, mtp_copies=False), FORMS["bf16"]))
     assert len(stored) == 44_689
     assert sum(spec.num_bytes for spec in stored.values()) / 2**30 == pytest.approx(664.57, abs=0.01)
 
 
-@pytest.mark.parametrize("name", ["glm-5.2-fp8", "glm-4.7", "kimi-k2.5"])
+@pytest.mark.parametrize("name", ["glm-5.2", "glm-4.7", "kimi-k2.5", "qwen3-235b-a22b"])
 def test_no_name_stands_twice(name):
-    config = read_config(name)
+    config = published_config(name)
     names = [tensor.name for tensor in family_of(config).expected_tensors(config)]
     assert len(names) == len(set(names))
 
 
 def test_mtp_copies_are_optional_and_the_rest_of_the_mtp_layer_is_not():
-    tensors = expected(read_config("glm-5.2-fp8"))
+    tensors = expected(published_config("glm-5.2"))
     mtp = {name: tensor for name, tensor in tensors.items() if name.startswith("model.layers.78.")}
     optional = {name.removeprefix("model.layers.78.") for name, tensor in mtp.items() if tensor.optional}
     assert optional == {"embed_tokens.weight", "shared_head.head.weight"}
@@ -85,7 +84,7 @@ def test_mtp_copies_are_optional_and_the_rest_of_the_mtp_layer_is_not():
 
 
 def test_fp8_blocks_hold_what_published_checkpoints_store_as_fp8():
-    config = read_config("glm-5.2-fp8")
+    config = published_config("glm-5.2")
     stored = dict(stored_specs(family_of(config).assumed_tensors(config), FORMS["fp8_block"]))
     layer = "model.layers.6.self_attn."
     for leaf in ("kv_b_proj", "indexer.wq_b", "indexer.wk", "q_a_proj", "o_proj"):
@@ -105,7 +104,7 @@ def test_fp8_blocks_hold_what_published_checkpoints_store_as_fp8():
 
 
 def test_native_int4_packs_routed_experts_only():
-    config = read_config("kimi-k2.5")
+    config = published_config("kimi-k2.5")
     stored = dict(stored_specs(family_of(config).assumed_tensors(config), FORMS["int4_native"]))
     expert = "language_model.model.layers.1.mlp.experts.0.down_proj"
     assert str(stored[f"{expert}.weight_packed"]) == "I32[7168, 256]"
@@ -126,7 +125,7 @@ def indexer_layers(config: dict[str, Any], *, optional: bool) -> list[int]:
 
 
 def small_dsa_config(**changes: Any) -> dict[str, Any]:
-    config = {**read_config("glm-5-fp8"), "num_hidden_layers": 8, "n_routed_experts": 2}
+    config = {**published_config("glm-5"), "num_hidden_layers": 8, "n_routed_experts": 2}
     return config | changes
 
 
@@ -134,11 +133,11 @@ FULL = [0, 1, 2, 6, *range(10, 78, 4), 78]
 
 
 def test_glm_5_2_has_indexers_on_full_layers_and_in_the_mtp_layer():
-    config = read_config("glm-5.2-fp8")
+    config = published_config("glm-5.2")
     assert indexer_layers(config, optional=False) == FULL
     # files that carry the dead ones as well are no error
     assert sorted(indexer_layers(config, optional=True) + FULL) == list(range(79))
-    assert indexer_layers(read_config("glm-5-fp8"), optional=False) == list(range(79))
+    assert indexer_layers(published_config("glm-5"), optional=False) == list(range(79))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +217,7 @@ def test_every_model_type_is_claimed_once():
 
 
 def test_dimensions_come_from_the_nested_text_config():
-    config = read_config("kimi-k2.5")
+    config = published_config("kimi-k2.5")
     family = family_of(config)
     assert (family.num_layers(config), family.num_mtp_layers(config)) == (61, 0)
     assert (family.num_experts(config), family.moe_width(config)) == (384, 2048)

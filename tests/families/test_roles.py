@@ -2,14 +2,14 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from quantkit.engines.fusion import FUSED_LEAVES
 from quantkit.families import FAMILIES, NEVER_QUANTIZED, Role, family_of, text_config
+from tests.published import NAMES, published_config
 
-CONFIGS = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parents[1] / "configs").glob("*.json")}
+CONFIGS = {name: published_config(name) for name in NAMES}
 KNOWN = [family for family in FAMILIES.values() if family.is_known]
 PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
 
@@ -17,7 +17,8 @@ PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
 def few_experts(config):
     """The same layers with four experts each: the names of the others differ in a number."""
     smaller = json.loads(json.dumps(config))
-    text_config(smaller)["n_routed_experts"] = 4
+    text = text_config(smaller)
+    text["n_routed_experts" if "n_routed_experts" in text else "num_experts"] = 4
     return smaller
 
 

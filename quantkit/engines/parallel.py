@@ -1,0 +1,119 @@
+"""How an engine spreads a model over GPUs: over how many ranks each kind of weight is cut.
+
+Facts: SGLang 0.5.23 and vLLM 0.33, read in source.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+EngineName = Literal["sglang", "vllm"]
+ENGINES: tuple[EngineName, ...] = ("sglang", "vllm")
+ENGINE_VERSIONS: dict[EngineName, str] = {"sglang": "0.5.23", "vllm": "0.33.0"}
+
+# vLLM's class for these never lets a rank keep a whole shared expert
+_SHARED_EXPERT_ALWAYS_CUT = frozenset({"glm4_moe"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """``tp`` GPUs share every layer, ``pp`` stages follow each other: ``tp * pp`` GPUs.
+
+    Inside the ``tp``: ``ep`` groups of experts, ``dp_attention`` replicas of attention with requests of their own,
+    ``dcp`` slices of every request's KV cache. vLLM calls ``tp / dp_attention`` its tensor parallel size.
+    """
+
+    tp: int = 8
+    ep: int = 1
+    pp: int = 1
+    dp_attention: int = 1
+    dcp: int = 1
+
+    @property
+    def attention_tp(self) -> int:
+        """GPUs that share one replica of attention."""
+        return max(self.tp // self.dp_attention, 1)
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tp * self.pp
+
+    def flags(self, engine: EngineName) -> str:
+        """As the engine's command line spells it."""
+        if engine == "sglang":
+            sizes = {"--tp-size": self.tp, "--pp-size": self.pp, "--ep-size": self.ep}
+            sizes |= {"--attn-dp-size": self.dp_attention, "--dcp-size": self.dcp}
+        else:
+            sizes = {"--tensor-parallel-size": self.attention_tp, "--pipeline-parallel-size": self.pp}
+            sizes |= {"--data-parallel-size": self.dp_attention, "--decode-context-parallel-size": self.dcp}
+        words = [f"{name} {size}" for index, (name, size) in enumerate(sizes.items()) if size > 1 or index == 0]
+        if engine == "vllm" and self.ep > 1:
+            words.append("--enable-expert-parallel")
+        return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Ranks that each kind of weight is cut over; ``expert_groups``: ranks or groups that experts are dealt out to.
+
+    ``vision_attention`` and ``vision_mlp``: a vision tower's matrices.
+    """
+
+    attention: int
+    key_heads: int
+    dense: int
+    shared: int
+    embedding: int
+    head: int
+    experts: int
+    expert_groups: int
+    vision_attention: int
+    vision_mlp: int
+
+
+def shares_of(
+    parallel: Parallel, engine: EngineName, *, family: str, num_kv_heads: int, num_vision_heads: int = 0
+) -> Shares:
+    """``num_kv_heads`` is cut down to one head a rank, and repeated from there on."""
+    attention = parallel.attention_tp
+    # a vision tower whose heads do not divide stands whole
+    vision = 1 if num_vision_heads % attention else attention
+    key_heads = min(attention, num_kv_heads)
+    if engine == "sglang":
+        return Shares(
+            attention=attention,
+            key_heads=key_heads,
+            dense=parallel.tp,
+            shared=parallel.tp,
+            embedding=attention,
+            head=parallel.tp,
+            experts=max(parallel.tp // parallel.ep, 1),
+            expert_groups=parallel.ep,
+            vision_attention=vision,
+            vision_mlp=1,
+        )
+    has_expert_parallel = parallel.ep > 1
+    # with expert and data parallelism each rank computes the shared expert for its own slice of the tokens
+    keeps_shared_whole = has_expert_parallel and parallel.dp_attention > 1 and family not in _SHARED_EXPERT_ALWAYS_CUT
+    return Shares(
+        attention=attention,
+        key_heads=key_heads,
+        dense=attention,
+        shared=1 if keeps_shared_whole else attention,
+        embedding=attention,
+        head=attention,
+        experts=1 if has_expert_parallel else parallel.tp,
+        expert_groups=parallel.tp if has_expert_parallel else 1,
+        vision_attention=vision,
+        vision_mlp=vision,
+    )
+
+
+def stage_layers(num_layers: int, num_stages: int, engine: EngineName) -> tuple[tuple[int, int], ...]:
+    """First layer and end of every pipeline stage. What does not divide: SGLang gives the last stages one more,
+    vLLM the stages before the last."""
+    base, extra = divmod(num_layers, num_stages)
+    counts = [base] * num_stages
+    for index in range(extra):
+        counts[-1 - index if engine == "sglang" else -2 - index] += 1
+    ends = [sum(counts[: index + 1]) for index in range(num_stages)]
+    return tuple((end - count, end) for end, count in zip(ends, counts, strict=True))

@@ -17,13 +17,16 @@ from pathlib import Path
 
 from quantkit.cli.app import app
 from quantkit.families import FAMILIES
+from quantkit.memory.gpus import GPUS
 from quantkit.recipe_files import recipe_summaries
 from quantkit.weights.source_form import SOURCE_METHODS
+from scripts import compare_planners, ground_truth
 from scripts.make_checkpoint import SMALL, glm_config, make_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 _BLOCK = re.compile(r"(<!-- generated: (?P<name>[\w ]+) -->\n)(?P<text>.*?)(<!-- end -->)", re.DOTALL)
+MEMORY_OPTIONS = ("--gpu", "h200", "--kv-dtype", "fp8", "--context", "131072")
 # what differs from run to run and machine to machine
 _VARYING = re.compile(r"in [\d.]+ s \(\d+ MB/s\)|\d+ workers +[\d.]+ GiB")
 
@@ -58,6 +61,14 @@ def recipes() -> str:
         ["recipe", "source", "group", "what it does"],
         [[f"`{one.name}`", one.hub_id, str(one.group_size), one.description] for one in recipe_summaries()],
     )
+
+
+def gpus() -> str:
+    rows = [
+        [f"`{gpu.name}`", gpu.title, f"{gpu.total_gib:g}", f"{gpu.free_before_load_gib:.1f}", gpu.architecture.value]
+        for gpu in GPUS.values()
+    ]
+    return table(["`--gpu`", "", "GiB (torch)", "free before loading", "architecture"], rows)
 
 
 @contextlib.contextmanager
@@ -96,6 +107,14 @@ def blocks() -> dict[str, Callable[[], str]]:
         "convert": lambda: session(("convert", source, "--to", "int4", "-o", output)),
         "verify": lambda: session(("verify", output, "--source", source)),
         "inspect": lambda: session(("inspect", output)),
+        "memory plan": lambda: session(("memory-plan", "glm-5.2", "--to", "int4", "--tp", "8", *MEMORY_OPTIONS)),
+        "memory comparison": lambda: session(
+            ("memory-plan", "glm-5.2", "--compare", "fp8,int4", "--tp", "8", *MEMORY_OPTIONS)
+        ),
+        "memory overview": lambda: session(("memory-plan", "--tp", "8")),
+        "ground truth": lambda: "\n".join(ground_truth.table()) + "\n",
+        "planners": lambda: "\n".join(compare_planners.table()) + "\n",
+        "gpus": gpus,
     }
 
 

@@ -15,7 +15,7 @@ LAYERS = [
     {"codecs", "families", "integrity"},
     {"layouts", "engines"},
     {"weights", "recipe"},
-    {"transcode", "sources"},
+    {"transcode", "sources", "memory"},
     {"plan"},
     {"verify"},
     {"convert"},

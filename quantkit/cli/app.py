@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 import typer
 
 from quantkit import __version__
-from quantkit.cli import convert, inspect, plan, recipes, verify
+from quantkit.cli import convert, inspect, memory_plan, plan, recipes, verify
+from quantkit.cli.document import head
 from quantkit.errors import QuantkitError, SourceError, UsageError
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -36,7 +37,7 @@ def _root(
     pass
 
 
-for _module in (convert, plan, verify, inspect, recipes):
+for _module in (convert, plan, verify, inspect, memory_plan, recipes):
     _module.register(app)
 
 
@@ -86,9 +87,7 @@ def _exit_with(error: QuantkitError) -> NoReturn:
 def error_document(command: str, error: QuantkitError) -> dict[str, Any]:
     """What ``--json`` prints instead of a result."""
     return {
-        "command": command,
-        "version": __version__,
-        "status": "error",
+        **head(command, "error"),
         "error": {
             "class": type(error).__name__,
             "message": error.message,

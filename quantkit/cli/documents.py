@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from quantkit import __version__
+from quantkit.cli.document import head
 from quantkit.convert.convert import ConvertReport
 from quantkit.engines.tensor_parallel import TpVerdict
 from quantkit.integrity.weight_errors import ClassError
@@ -12,11 +12,6 @@ from quantkit.plan.resources import disk_bytes, memory_bytes
 from quantkit.recipe import recipe_document
 from quantkit.verify.report import Finding, VerifyReport
 from quantkit.weights.inspection import InspectReport
-
-
-def head(command: str, status: str = "ok") -> dict[str, Any]:
-    """What every document begins with."""
-    return {"command": command, "version": __version__, "status": status}
 
 
 def plan_document(plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int) -> dict[str, Any]:

@@ -11,6 +11,16 @@ from typing import TYPE_CHECKING, Any
 from quantkit.machine import bytes_text
 
 BROKEN_PIPE = 141
+_BAR_WIDTH = 70
+_COLOURS = {
+    "weights": "blue",
+    "copies": "cyan",
+    "kv_used": "bold green",
+    "kv_spare": "green",
+    "overhead": "yellow",
+    "context": "magenta",
+    "free": "dim",
+}
 
 if TYPE_CHECKING:
     from quantkit.threads import ReportProgress
@@ -60,6 +70,55 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+
+
+def show_bars(title: str, bars: Sequence[tuple[str, Sequence[tuple[str, str, float]]]], *, total: float) -> None:
+    """Stacked bars of (name, kind, GiB), a letter for each stretch; what is beyond ``total`` GiB stands behind ``|``.
+
+    Letters tell the stretches apart where there is no colour.
+    """
+    is_terminal = sys.stdout.isatty() and not os.environ.get("CI")
+    scale = _BAR_WIDTH / max(total, *(sum(gib for _, _, gib in stack) for _, stack in bars))
+    lines = [title]
+    for label, stack in bars:
+        cells, position = "", 0.0
+        letters = bar_letters([name for name, _, _ in stack])
+        for (_, kind, gib), letter in zip(stack, letters, strict=True):
+            begin, position = round(position * scale), position + gib
+            text = letter * (round(position * scale) - begin)
+            cells += f"[{_COLOURS[kind]}]{text}[/]" if is_terminal and text else text
+        end = round(total * scale)
+        lines.append(f"  {label}")
+        lines.append(f"  0 {cells}{' ' * (_BAR_WIDTH - round(position * scale))} {max(position, total):.1f}")
+        lines.append(f"    {' ' * end}| {total:g} GiB of the GPU")
+        legend = [f"{letter} {name} {gib:.2f}" for (name, _, gib), letter in zip(stack, letters, strict=True)]
+        lines += [f"    {'  '.join(legend[start : start + 4])}" for start in range(0, len(legend), 4)]
+    if not is_terminal:
+        show_line("\n".join(lines) + "\n")
+        return
+    from rich.console import Console
+
+    Console(highlight=False, soft_wrap=True).print("\n".join(lines) + "\n")
+
+
+def bar_letters(names: Sequence[str]) -> list[str]:
+    """A letter for each name: its first that is still free, a dot for what is free."""
+    taken: list[str] = []
+    for name in names:
+        wanted = (
+            "."
+            if name == "free"
+            else next(
+                (
+                    letter
+                    for letter in (*name.upper(), *name.lower(), *"0123456789")
+                    if letter.isalnum() and letter not in taken
+                ),
+                "#",
+            )
+        )
+        taken.append(wanted)
+    return taken
 
 
 def count(number: int) -> str:

@@ -1,0 +1,171 @@
+"""From options to memory plans: one, two to compare, or one for every recipe."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from quantkit.engines.parallel import ENGINES, Parallel
+from quantkit.errors import QuantkitError, UsageError
+from quantkit.memory.budget import FRACTION_OPTIONS, ROLES
+from quantkit.memory.check import Comparison, compare_with_log, request_of_log
+from quantkit.memory.engine_log import read_engine_log
+from quantkit.memory.gpus import DEFAULT_GPU, gpu_named
+from quantkit.memory.kv_cache import KvDtype, KvLayout
+from quantkit.memory.make import make_memory_plan
+from quantkit.memory.model import Model
+from quantkit.memory.plan import MemoryPlan, MemoryRequest
+from quantkit.memory.resolve import recipe_model
+from quantkit.memory.scheme import FORMATS, Format, Scheme
+from quantkit.recipe_files import recipe_summaries
+
+GROUP_SIZES = (32, 64, 128)
+DEFAULT_GROUP_SIZE = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions:
+    """What the command line asked for; None where it was left out."""
+
+    scheme: str | None = None
+    group_size: int | None = None
+    rest: str | None = None
+    tp: int | None = None
+    ep: int | None = None
+    pp: int | None = None
+    dp_attention: int | None = None
+    dcp: int | None = None
+    gpu: str | None = None
+    gpu_gib: float | None = None
+    engine: str | None = None
+    role: str | None = None
+    mem_fraction_static: float | None = None
+    gpu_memory_utilization: float | None = None
+    kv_dtype: str | None = None
+    kv_layout: str | None = None
+    with_mtp: bool = False
+    enforce_eager: bool = False
+    context: int | None = None
+    concurrency: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverviewRow:
+    """A recipe with its plans as published and as INT4; ``problem`` where it cannot be served so."""
+
+    recipe: str
+    published: MemoryPlan | None
+    int4: MemoryPlan | None
+    problem: str = ""
+
+
+def request_of(options: MemoryOptions, model: Model, scheme: str | None) -> MemoryRequest:
+    """A request; ``scheme`` is one word of --scheme or --compare. Raises UsageError for words that are not known."""
+    _check_words(options)
+    engine = next(name for name in ENGINES if name == (options.engine or "sglang"))
+    parallel = Parallel(
+        **{
+            name: size
+            for name in ("tp", "ep", "pp", "dp_attention", "dcp")
+            if (size := getattr(options, name)) is not None
+        }
+    )
+    return MemoryRequest(
+        gpu=gpu_named(options.gpu or DEFAULT_GPU, total_gib=options.gpu_gib),
+        engine=engine,
+        parallel=parallel,
+        scheme=scheme_of_words(options, model, scheme),
+        fraction=options.mem_fraction_static if engine == "sglang" else options.gpu_memory_utilization,
+        kv_dtype=None if options.kv_dtype is None else KvDtype(options.kv_dtype),
+        kv_layout=None if options.kv_layout is None else KvLayout(options.kv_layout),
+        role=next(role for role in ROLES if role == (options.role or "both")),
+        with_mtp=options.with_mtp,
+        is_eager=options.enforce_eager,
+        context=options.context,
+        concurrency=options.concurrency,
+    )
+
+
+def scheme_of_words(options: MemoryOptions, model: Model, word: str | None) -> Scheme | None:
+    """None: as the model is stored."""
+    if word is None:
+        if options.group_size is not None or options.rest is not None:
+            raise UsageError("--group-size and --rest speak of INT4", remedy="add --to int4")
+        return None
+    experts: Format = next(name for name in FORMATS if name == word)
+    if experts != "int4":
+        return Scheme(experts=experts, rest="fp8" if experts == "fp8" else "bf16")
+    own = model.scheme
+    rest = options.rest or (own.rest if own.experts == "int4" else "bf16")
+    group_size = options.group_size or own.group_size or DEFAULT_GROUP_SIZE
+    return Scheme(experts="int4", rest="fp8" if rest == "fp8" else "bf16", group_size=group_size)
+
+
+def plan_one(options: MemoryOptions, model: Model) -> MemoryPlan:
+    """The plan that the options ask for."""
+    return make_memory_plan(model, request_of(options, model, options.scheme))
+
+
+def plan_comparison(options: MemoryOptions, model: Model, words: str) -> tuple[MemoryPlan, MemoryPlan]:
+    """Two plans that differ in their scheme."""
+    schemes = [word.strip() for word in words.split(",")]
+    if len(schemes) != 2 or not set(schemes) <= set(FORMATS):
+        raise UsageError(f"--compare {words!r} is no pair of schemes", remedy=f"give two of {', '.join(FORMATS)}")
+    if options.scheme is not None:
+        raise UsageError("--compare and --scheme say the same thing", remedy="leave one of them out")
+    first, second = (make_memory_plan(model, request_of(options, model, scheme)) for scheme in schemes)
+    return first, second
+
+
+def plan_checked(options: MemoryOptions, model: Model, log_path: Path) -> tuple[MemoryPlan, tuple[Comparison, ...]]:
+    """The plan of the server that wrote a log, and both side by side."""
+    log = read_engine_log(log_path)
+    names = ("tp", "ep", "pp", "dp_attention", "dcp", "engine", "kv_dtype", "context")
+    given = {name for name in names if getattr(options, name) is not None}
+    if options.mem_fraction_static is not None or options.gpu_memory_utilization is not None:
+        given.add("fraction")
+    request = request_of(options, model, options.scheme)
+    plan = make_memory_plan(model, request_of_log(log, request, frozenset(given)))
+    return plan, compare_with_log(plan, log)
+
+
+def plan_overview(options: MemoryOptions) -> tuple[OverviewRow, ...]:
+    """Every shipped recipe, as published and as INT4."""
+    rows = []
+    for summary in recipe_summaries():
+        model = recipe_model(summary.name)
+        plans: dict[str, MemoryPlan | None] = {"published": None, "int4": None}
+        problem = ""
+        for key, scheme in (("published", None), ("int4", "int4")):
+            words = replace(options, scheme=scheme) if scheme else replace(options, group_size=None, rest=None)
+            try:
+                plans[key] = make_memory_plan(model, request_of(words, model, scheme), with_advice=False)
+            except QuantkitError as error:  # shown in its row
+                problem = error.message
+        rows.append(OverviewRow(recipe=summary.name, published=plans["published"], int4=plans["int4"], problem=problem))
+    return tuple(rows)
+
+
+def _check_words(options: MemoryOptions) -> None:
+    known: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
+        "--scheme": (options.scheme, FORMATS),
+        "--rest": (options.rest, ("bf16", "fp8")),
+        "--engine": (options.engine, ENGINES),
+        "--role": (options.role, ROLES),
+        "--kv-dtype": (options.kv_dtype, tuple(KvDtype)),
+        "--kv-layout": (options.kv_layout, tuple(KvLayout)),
+        "--group-size": (options.group_size, GROUP_SIZES),
+    }
+    for option, (value, words) in known.items():
+        if value is not None and value not in words:
+            raise UsageError(f"{option} {value} is not known", remedy=f"choose {', '.join(map(str, words))}")
+    for option, count in (("--context", options.context), ("--concurrency", options.concurrency)):
+        if count is not None and not 1 <= count <= 10**9:
+            raise UsageError(f"{option} {count} is no count", remedy="give a number from 1")
+    engine = options.engine or "sglang"
+    other, value = (
+        ("vllm", options.gpu_memory_utilization) if engine == "sglang" else ("sglang", options.mem_fraction_static)
+    )
+    if value is not None:
+        option = FRACTION_OPTIONS["vllm" if other == "vllm" else "sglang"]
+        raise UsageError(f"{option} is an option of {other}", remedy=f"add --engine {other}")

@@ -1,0 +1,1 @@
+"""What fits on each rank: weights, KV cache and overhead, predicted before anything is loaded."""

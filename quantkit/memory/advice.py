@@ -1,0 +1,78 @@
+"""What would make it fit: each change is planned, and only those that help are told."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from quantkit.errors import QuantkitError
+from quantkit.memory.budget import FRACTION_OPTIONS
+from quantkit.memory.gpus import GPUS
+from quantkit.memory.kv_cache import KvDtype
+from quantkit.memory.model import Model
+from quantkit.memory.plan import MemoryPlan, MemoryRequest, Verdict
+from quantkit.memory.scheme import Scheme
+from quantkit.memory.split import legal_tp_sizes
+
+Make = Callable[..., MemoryPlan]
+GROUP_SIZES = (32, 64, 128)
+_RANK = {Verdict.FITS: 0, Verdict.TIGHT: 1, Verdict.DOES_NOT_FIT: 2}
+
+
+def advise(model: Model, plan: MemoryPlan, make: Make) -> tuple[str, ...]:
+    """Single changes after which the verdict is better, in words. ``make`` plans a changed request."""
+    told = []
+    for words, request in _changes(model, plan):
+        try:
+            changed = make(model, request, with_advice=False)
+        except QuantkitError:  # a change that the engine or the model refuses is no advice
+            continue
+        if _RANK[changed.verdict] < _RANK[plan.verdict]:
+            how = "fits" if changed.verdict is Verdict.FITS else "fits, but tightly"
+            told.append(f"{words}: {how}, {changed.num_tokens[1]:,} tokens a rank")
+    return tuple(told)
+
+
+def _changes(model: Model, plan: MemoryPlan) -> Iterator[tuple[str, MemoryRequest]]:
+    request, scheme = plan.request, plan.scheme
+    yield from _scheme_changes(model, request, scheme)
+    if plan.kv_format.dtype is KvDtype.BF16:
+        yield "FP8 KV cache (--kv-dtype fp8)", replace(request, kv_dtype=KvDtype.FP8)
+    if request.with_mtp:
+        yield "without MTP", replace(request, with_mtp=False)
+    larger = [tp for tp in legal_tp_sizes(model, request, scheme) if tp > request.parallel.tp]
+    for tp in larger[:2]:
+        ep = tp if request.parallel.ep == request.parallel.tp else request.parallel.ep
+        yield f"--tp {tp}", replace(request, parallel=replace(request.parallel, tp=tp, ep=ep))
+    yield from _demand_changes(plan)
+    option = FRACTION_OPTIONS[request.engine]
+    for fraction in (0.85, 0.9, 0.92, 0.94, 0.96):
+        yield f"{option} {fraction:g}", replace(request, fraction=fraction)
+    for gpu in GPUS.values():
+        if gpu.total_gib > request.gpu.total_gib and gpu.architecture.is_amd == request.gpu.architecture.is_amd:
+            yield f"--gpu {gpu.name}", replace(request, gpu=gpu)
+
+
+def _scheme_changes(model: Model, request: MemoryRequest, scheme: Scheme) -> Iterator[tuple[str, MemoryRequest]]:
+    if scheme.experts != "int4":
+        int4 = Scheme(experts="int4", rest="bf16", group_size=GROUP_SIZES[0])
+        yield "INT4 experts (--to int4)", replace(request, scheme=int4)
+        if request.kv_dtype is not KvDtype.FP8:
+            words = "INT4 experts and an FP8 KV cache (--to int4 --kv-dtype fp8)"
+            yield words, replace(request, scheme=int4, kv_dtype=KvDtype.FP8)
+        return
+    if scheme.rest == "bf16" and model.form.int4_group_size is None:
+        yield "the rest in FP8 (--rest fp8)", replace(request, scheme=replace(scheme, rest="fp8"))
+    for group_size in GROUP_SIZES:
+        if scheme.group_size is not None and group_size > scheme.group_size:
+            yield f"--group-size {group_size}", replace(request, scheme=replace(scheme, group_size=group_size))
+
+
+def _demand_changes(plan: MemoryPlan) -> Iterator[tuple[str, MemoryRequest]]:
+    request, demand = plan.request, plan.demand
+    fitting = plan.num_tokens[0] // demand.context * request.parallel.dp_attention
+    if 0 < fitting < (request.concurrency or 1):
+        yield f"fewer requests (--concurrency {fitting})", replace(request, concurrency=fitting)
+    context = plan.num_tokens[0] // demand.concurrency // 1024 * 1024
+    if 0 < context < demand.context:
+        yield f"a shorter context (--context {context})", replace(request, context=context)
+    if demand.tokens == 0 and demand.context > 131_072:
+        yield "a shorter context (--context 131072)", replace(request, context=131_072)

@@ -1,0 +1,95 @@
+"""A plan against an engine's start-up log: planned, measured, difference."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from quantkit.errors import UsageError
+from quantkit.memory.engine_log import EngineLog
+from quantkit.memory.gpus import Gpu
+from quantkit.memory.kv_cache import KvDtype
+from quantkit.memory.plan import GIB, MemoryPlan, MemoryRequest
+
+_KV_DTYPES = {"bf16": KvDtype.BF16, "bfloat16": KvDtype.BF16, "fp8": KvDtype.FP8, "e4m3": KvDtype.FP8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One figure of a rank. ``planned`` is None where the plan says nothing of it; ``line`` is the log's."""
+
+    name: str
+    unit: str
+    planned: float | None
+    measured: float
+    line: int
+
+    @property
+    def difference_percent(self) -> float | None:
+        """Planned less measured, of the measured."""
+        if self.planned is None or not self.measured:
+            return None
+        return (self.planned - self.measured) / self.measured * 100
+
+
+def request_of_log(log: EngineLog, request: MemoryRequest, given: frozenset[str]) -> MemoryRequest:
+    """The request with what the log says of the server; what the command line gave (``given``) stays."""
+    values = {key: logged.value for key, logged in log.values.items()}
+    if "engine" in given and request.engine != log.engine:
+        raise UsageError(f"the log is {log.engine}'s, --engine says {request.engine}", remedy="leave --engine out")
+    sizes = {"tp": "tp", "pp": "pp", "ep": "ep", "dcp": "dcp", "dp": "dp_attention"}
+    logged = {size: int(values[key]) for key, size in sizes.items() if key in values and size not in given}
+    if log.engine == "vllm" and "tp" in logged:  # its tensor parallel size is that of one replica
+        logged["tp"] *= logged.get("dp_attention", request.parallel.dp_attention)
+    found = replace(request, engine=log.engine, parallel=replace(request.parallel, **logged))
+    if "fraction" in values and "fraction" not in given:
+        found = replace(found, fraction=float(values["fraction"]))
+    if "context" in values and "context" not in given:
+        found = replace(found, context=int(values["context"]))
+    name = str(values.get("kv_dtype", "")).lower()
+    dtype = next((dtype for word, dtype in _KV_DTYPES.items() if word in name), None)
+    if dtype is not None and "kv_dtype" not in given:
+        found = replace(found, kv_dtype=dtype)
+    return found
+
+
+def compare_with_log(plan: MemoryPlan, log: EngineLog) -> tuple[Comparison, ...]:
+    """Every figure that the log has, by the stage that has the least room."""
+    return tuple(
+        Comparison(
+            name=name, unit=unit, planned=planned, measured=float(log.values[key].value), line=log.values[key].line
+        )
+        for key, name, unit, planned in _planned(plan)
+        if key in log.values
+    ) + tuple(_derived(plan, log))
+
+
+def _planned(plan: MemoryPlan) -> Iterator[tuple[str, str, str, float | None]]:
+    stage = min(plan.stages, key=lambda stage: stage.num_tokens[1])
+    gpu: Gpu = plan.request.gpu
+    yield "weights_gib", "weights", "GiB", stage.weights_gib + stage.copies_gib
+    yield "free_before_load_gib", "free before loading", "GiB", gpu.free_before_load_gib
+    yield "free_after_load_gib", "free after loading", "GiB", gpu.free_before_load_gib - stage.loaded.mid
+    yield "kv_pool_gib", "KV pool", "GiB", stage.budget.pool.mid
+    yield "kv_tokens", "KV tokens", "tokens", plan.num_tokens[1] / _rows_per_token(plan)
+    yield "fraction", "fraction", "", stage.budget.fraction
+    yield "graph_gib", "CUDA graphs", "GiB", None
+
+
+def _rows_per_token(plan: MemoryPlan) -> int:
+    """SGLang logs the rows of a rank: with DCP each stands for several tokens."""
+    return plan.request.parallel.dcp if plan.request.engine == "sglang" else 1
+
+
+def _derived(plan: MemoryPlan, log: EngineLog) -> Iterator[Comparison]:
+    if "kv_pool_gib" not in log.values or not log.values.get("kv_tokens"):
+        return
+    pool, tokens = log.values["kv_pool_gib"], log.values["kv_tokens"]
+    if not float(tokens.value):
+        return
+    stage = min(plan.stages, key=lambda stage: stage.num_tokens[1])
+    yield Comparison(
+        name="KV bytes per token",
+        unit="B",
+        planned=float(stage.cell.num_bytes) * _rows_per_token(plan),
+        measured=float(pool.value) * GIB / float(tokens.value),
+        line=tokens.line,
+    )

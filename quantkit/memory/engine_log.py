@@ -1,0 +1,299 @@
+"""What an engine's start-up log says about memory: the yardstick of a plan.
+
+SGLang's "GB" are 2^30 bytes. Lines as SGLang 0.5.23 and vLLM 0.33.0 print them, and older forms of both.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from pathlib import Path
+from typing import NoReturn
+
+from quantkit.engines.parallel import EngineName
+from quantkit.errors import SourceError
+
+MAX_LOG_BYTES = 256 << 20
+_MAX_LINE_BYTES = 1 << 20
+_MAX_TEXT = 200
+
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_SGLANG_PREFIX = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?((?: [A-Z_]+\d+)*)\]")
+_ENGINE_CORE = re.compile(r"\((EngineCore\w*)")
+_NUMBER = r"(-?\d{1,12}(?:\.\d{1,20})?)"
+_COUNT = r"(\d[\d,]{0,18})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedValue:
+    """A value and where it stands: the line's number, from 1, and its beginning."""
+
+    value: float | int | str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLog:
+    """The last complete start in a log. ``values`` has only what was logged, GiB and counts per rank."""
+
+    engine: EngineName
+    values: Mapping[str, LoggedValue]
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """A line with ``marker`` tells ``key`` wherever ``pattern`` matches."""
+
+    engine: EngineName
+    marker: str
+    key: str
+    pattern: str
+
+
+_NUMBERS: tuple[_Number, ...] = (
+    _Number("sglang", "Load weight begin", "free_before_load_gib", rf"avail mem={_NUMBER} GB"),
+    _Number("sglang", "Load weight end", "free_after_load_gib", rf"avail mem={_NUMBER} GB"),
+    _Number("sglang", "Load weight end", "weights_gib", rf"mem usage={_NUMBER} GB"),
+    _Number("sglang", "KV Cache is allocated", "kv_tokens", rf"#tokens: {_COUNT}"),
+    _Number("sglang", "KV Cache is allocated", "kv_pool_gib", rf"\b(?:KV|K|V) size: {_NUMBER} GB"),
+    _Number("sglang", "KV cache allocated", "kv_tokens", rf"#tokens: {_COUNT}"),
+    _Number("sglang", "KV cache allocated", "kv_pool_gib", rf"\bKV size: {_NUMBER} GB"),
+    _Number("sglang", "graph end", "graph_gib", rf"mem usage={_NUMBER} GB"),
+    _Number("sglang", "max_total_num_tokens=", "kv_tokens", rf"\bmax_total_num_tokens={_COUNT}"),
+    _Number("sglang", "max_total_num_tokens=", "max_running_requests", rf"\bmax_running_requests={_COUNT}"),
+    _Number("sglang", "max_total_num_tokens=", "context", rf"\bcontext_len={_COUNT}"),
+    _Number("vllm", "Model loading took", "weights_gib", rf"took {_NUMBER} Gi?B"),
+    _Number("vllm", "Loading model weights took", "weights_gib", rf"took {_NUMBER} Gi?B"),
+    _Number("vllm", "model weights take", "weights_gib", rf"model weights take {_NUMBER} ?GiB"),
+    _Number("vllm", "Initial free memory", "free_before_load_gib", rf"Initial free memory:? {_NUMBER} GiB"),
+    _Number("vllm", "Available KV cache memory", "kv_pool_gib", rf"KV cache memory: {_NUMBER} GiB"),
+    _Number("vllm", "memory for KV Cache", "kv_pool_gib", rf"reserved {_NUMBER} GiB memory for KV Cache"),
+    _Number("vllm", "reserved for KV Cache is", "kv_pool_gib", rf"reserved for KV Cache is {_NUMBER} ?GiB"),
+    _Number("vllm", "KV cache memory reduced", "kv_pool_gib", rf"reduced to {_NUMBER} GiB"),
+    _Number("vllm", "KV cache size: ", "kv_tokens", rf"KV cache size: {_COUNT} tokens"),
+    _Number("vllm", "Maximum concurrency for", "context", rf"concurrency for {_COUNT} tokens per request"),
+    _Number("vllm", "Graph capturing finished", "graph_gib", rf"took {_NUMBER} GiB"),
+    _Number("vllm", "--gpu-memory-utilization", "fraction", rf"--gpu-memory-utilization(?:=| from ){_NUMBER}"),
+    _Number("vllm", "gpu_memory_utilization (", "fraction", rf"gpu_memory_utilization \({_NUMBER}\)"),
+)
+_INTEGER_KEYS = frozenset({"kv_tokens", "tp", "pp", "dp", "ep", "dcp", "max_running_requests", "context"})
+
+_ARGUMENTS: Mapping[EngineName, Mapping[str, str]] = {
+    "sglang": {
+        "model_path": "model",
+        "tp_size": "tp",
+        "pp_size": "pp",
+        "dp_size": "dp",
+        "attn_dp_size": "dp",
+        "ep_size": "ep",
+        "dcp_size": "dcp",
+        "mem_fraction_static": "fraction",
+        "max_running_requests": "max_running_requests",
+        "context_length": "context",
+        "kv_cache_dtype": "kv_dtype",
+    },
+    "vllm": {
+        "model": "model",
+        "tensor_parallel_size": "tp",
+        "pipeline_parallel_size": "pp",
+        "data_parallel_size": "dp",
+        "decode_context_parallel_size": "dcp",
+        "gpu_memory_utilization": "fraction",
+        "max_num_seqs": "max_running_requests",
+        "max_model_len": "context",
+        "max_seq_len": "context",
+        "kv_cache_dtype": "kv_dtype",
+        "enable_expert_parallel": "is_expert_parallel",
+    },
+}
+_ARGUMENT_PATTERNS = {
+    engine: re.compile(rf"""\b({"|".join(names)})['"]?\s*[=:]\s*('[^']*'|"[^"]*"|[^\s,)}}\]]+)""")
+    for engine, names in _ARGUMENTS.items()
+}
+_ENGINE_STARTS = "LLM engine (v"  # one line for each engine of data parallelism
+_OPENING_MARKERS: Mapping[str, EngineName] = {
+    "server_args=": "sglang",
+    "vLLM server version": "vllm",
+    "vLLM API server version": "vllm",
+}
+_ARGUMENT_MARKERS: Mapping[str, EngineName] = {
+    "server_args=": "sglang",
+    "non-default args:": "vllm",
+    "args: Namespace(": "vllm",
+    _ENGINE_STARTS: "vllm",
+}
+# the logo stands in for the line with version and model; \u2588 is its ink
+_LOGO_VERSION = re.compile("\u2588\\s+version\\s+\\d")
+_MODEL = re.compile("(?:vLLM server version \\S+, serving model|\u2588\\s+model)\\s+(\\S+)")
+_POOL_DTYPE = re.compile(r"KV [Cc]ache (?:is )?allocated\. dtype: (?:torch\.)?(\w+)")
+_CACHE_FORMAT = re.compile(r"Using (\w+) KV cache format for")
+_MARKERS = [*(number.marker for number in _NUMBERS), *_OPENING_MARKERS, *_ARGUMENT_MARKERS]
+_RELEVANT = re.compile("|".join(map(re.escape, [*_MARKERS, "\u2588", "KV cache format for"])))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Start:
+    """One start of an engine: what it was asked for, and its numbers by key and rank in the order logged."""
+
+    engine: EngineName
+    asked: dict[str, LoggedValue] = field(default_factory=dict)
+    kv_dtype: LoggedValue | None = None
+    numbers: dict[str, dict[str, list[LoggedValue]]] = field(default_factory=dict)
+    engine_cores: set[str] = field(default_factory=set)
+
+    @property
+    def has_memory(self) -> bool:
+        return any(key.endswith("_gib") or key == "kv_tokens" for key in self.numbers)
+
+    @property
+    def is_complete(self) -> bool:
+        return "weights_gib" in self.numbers and not {"kv_pool_gib", "kv_tokens"}.isdisjoint(self.numbers)
+
+
+def read_engine_log(path: Path) -> EngineLog:
+    """The last complete start in the log of an engine, else the last that got as far as memory.
+
+    Raises SourceError when the file cannot be read, is no such log, or stops before any number.
+    """
+    starts: list[_Start] = []
+    line = 0
+    try:
+        for line, text in _lines(path):
+            _read_line(starts, line, text)
+    except OSError as error:
+        remedy = "check that the file is there and readable"
+        raise SourceError(f"cannot be read ({error.strerror})", file=path.name, remedy=remedy) from error
+    if line == 0:
+        _fail(path, "is empty", "write the server's output, stderr included, into it")
+    if not starts:
+        remedy = "pass what the server printed from its start on, at log level info"
+        _fail(path, "is no log of SGLang or vLLM: none of their start-up lines is in it", remedy)
+    with_memory = [start for start in starts if start.has_memory]
+    if not with_memory:
+        remedy = "wait until the server has loaded the weights, and save its log again"
+        _fail(path, f"the log of {starts[-1].engine} stops before its first line about memory", remedy)
+    chosen = next((start for start in reversed(with_memory) if start.is_complete), with_memory[-1])
+    return EngineLog(engine=chosen.engine, values=_values(chosen))
+
+
+def _fail(path: Path, message: str, remedy: str) -> NoReturn:
+    raise SourceError(message, file=path.name, remedy=remedy)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, with their numbers; a progress bar's carriage returns part a line."""
+    number = 1
+    with path.open("rb") as stream:
+        num_bytes, file_bytes = 0, path.stat().st_size
+        while raw := stream.readline(_MAX_LINE_BYTES):
+            num_bytes += len(raw)
+            if max(num_bytes, file_bytes) > MAX_LOG_BYTES:
+                _fail(path, f"is longer than {MAX_LOG_BYTES >> 20} MiB", "pass the part up to the first request")
+            if b"\0" in raw:
+                _fail(path, f"is no text: line {number} has a NUL byte", "pass the log unpacked, as UTF-8 text")
+            for part in raw.decode(errors="replace").split("\r"):
+                text = _COLOUR.sub("", part).strip()
+                if text:
+                    yield number, text
+            number += raw.endswith(b"\n")
+
+
+def _read_line(starts: list[_Start], line: int, text: str) -> None:
+    if not _RELEVANT.search(text):
+        return
+
+    def logged(value: float | int | str) -> LoggedValue:
+        return LoggedValue(value=value, line=line, text=text[:_MAX_TEXT])
+
+    for marker, engine in _OPENING_MARKERS.items():
+        if marker in text:
+            _start(starts, engine, is_opening=True)
+    if _LOGO_VERSION.search(text):
+        _start(starts, "vllm", is_opening=True)
+    for marker, engine in _ARGUMENT_MARKERS.items():
+        if marker in text:
+            start = _engine_start(starts, text) if marker == _ENGINE_STARTS else _start(starts, engine)
+            start.asked |= {key: logged(value) for key, value in _arguments(engine, text).items()}
+    for number in _NUMBERS:
+        if number.marker in text and (matches := re.findall(number.pattern, text)):
+            # SGLang's target and draft worker of one rank add up; what vLLM says twice of a rank does not
+            prefix = _SGLANG_PREFIX.search(text)
+            rank = str(line) if number.engine == "vllm" else prefix[1] if prefix else ""
+            of_rank = _start(starts, number.engine).numbers.setdefault(number.key, {}).setdefault(rank, [])
+            of_rank += (logged(float(match.replace(",", ""))) for match in matches)
+    if starts:
+        _read_names(starts[-1], text, logged)
+
+
+def _read_names(start: _Start, text: str, logged: Callable[[str], LoggedValue]) -> None:
+    if model := _MODEL.search(text):
+        start.asked["model"] = logged(model[1])
+    if cache_format := _CACHE_FORMAT.search(text):
+        start.kv_dtype = logged(cache_format[1])
+    if start.kv_dtype is None and (dtype := _POOL_DTYPE.search(text)):
+        start.kv_dtype = logged(dtype[1])
+
+
+def _start(starts: list[_Start], engine: EngineName, *, is_opening: bool = False) -> _Start:
+    """The start that a line belongs to: a new one if it opens one, or comes from the other engine."""
+    if not starts or starts[-1].engine != engine or (is_opening and starts[-1].numbers):
+        starts.append(_Start(engine=engine))
+    return starts[-1]
+
+
+def _engine_start(starts: list[_Start], text: str) -> _Start:
+    """Engines of data parallelism start side by side; one that starts a second time was restarted."""
+    core = match[1] if (match := _ENGINE_CORE.search(text)) else ""
+    start = _start(starts, "vllm", is_opening=bool(starts) and core in starts[-1].engine_cores)
+    start.engine_cores.add(core)
+    return start
+
+
+def _arguments(engine: EngineName, text: str) -> dict[str, float | int | str]:
+    """What the text of a dictionary, a dataclass or a Namespace says; None is left out."""
+    written: dict[str, str] = {}
+    for name, value in _ARGUMENT_PATTERNS[engine].findall(text):
+        written.setdefault(name, value.strip("'\""))
+    found: dict[str, float | int | str] = {}
+    for name, value in written.items():
+        key = _ARGUMENTS[engine][name]
+        if key in _INTEGER_KEYS and re.fullmatch(r"\d{1,18}", value):
+            found[key] = max(int(value), int(found.get(key, 0)))  # of SGLang's two dp sizes one is 1
+        elif key == "fraction" and re.fullmatch(_NUMBER, value):
+            found[key] = float(value)
+        elif key in {"model", "kv_dtype", "is_expert_parallel"} and value not in {"", "None", "False"}:
+            found[key] = value
+    return found
+
+
+_RULES: Mapping[str, tuple[Callable[[list[float]], float], Callable[..., LoggedValue]]] = {
+    "weights_gib": (sum, max),
+    "free_before_load_gib": (itemgetter(0), min),
+    "free_after_load_gib": (itemgetter(-1), min),
+    "kv_pool_gib": (sum, min),
+    "kv_tokens": (itemgetter(0), min),
+    "graph_gib": (sum, max),
+    "fraction": (itemgetter(0), max),
+    "max_running_requests": (itemgetter(0), min),
+    "context": (itemgetter(-1), min),
+}
+
+
+def _values(start: _Start) -> dict[str, LoggedValue]:
+    """What was asked for, and over it what came out: the tightest rank of each number."""
+    values = dict(start.asked)
+    expert_parallel = values.pop("is_expert_parallel", None)
+    if expert_parallel is not None and "tp" in values:
+        num_engines = int(values["dp"].value) if "dp" in values else 1
+        values["ep"] = replace(expert_parallel, value=int(values["tp"].value) * num_engines)
+    if start.kv_dtype is not None:
+        values["kv_dtype"] = start.kv_dtype
+    for key, ranks in start.numbers.items():
+        of_rank, over_ranks = _RULES[key]
+        totals = []
+        for logged in ranks.values():
+            total = of_rank([float(one.value) for one in logged])
+            totals.append(replace(logged[0], value=int(total) if key in _INTEGER_KEYS else round(total, 6)))
+        values[key] = over_ranks(totals, key=lambda logged: logged.value)
+    return values

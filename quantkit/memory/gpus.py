@@ -1,0 +1,102 @@
+"""GPUs by the names that people give them: memory as torch and as nvidia-smi see it.
+
+``total_gib`` is what torch calls the device's total, as out-of-memory reports print it; the driver's total differs
+from it by 0.3 to 1 GiB on NVIDIA. Where cards of one name report several totals, the smallest stands here.
+"""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+
+from quantkit.errors import UsageError
+
+
+class Architecture(StrEnum):
+    """What engines choose attention backends by: compute capability, or AMD's name."""
+
+    SM80 = "sm80"
+    SM89 = "sm89"
+    SM90 = "sm90"
+    SM100 = "sm100"
+    SM103 = "sm103"
+    SM120 = "sm120"
+    GFX942 = "gfx942"
+    GFX950 = "gfx950"
+
+    @property
+    def is_amd(self) -> bool:
+        return self.value.startswith("gfx")
+
+    @property
+    def is_datacenter_blackwell(self) -> bool:
+        return self in (Architecture.SM100, Architecture.SM103)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """``driver_mib``: the total of nvidia-smi or rocm-smi, which SGLang's default fraction is computed from.
+
+    ``context_gib``: what is gone before a model loads (CUDA context, NCCL): measured on H200 (2.4) and MI355X (4.5),
+    taken over for the others of the same make.
+    """
+
+    name: str
+    title: str
+    architecture: Architecture
+    total_gib: float
+    driver_mib: int
+
+    @property
+    def context_gib(self) -> float:
+        return 4.5 if self.architecture.is_amd else 2.4
+
+    @property
+    def free_before_load_gib(self) -> float:
+        """What a rank starts with."""
+        return self.total_gib - self.context_gib
+
+
+def _gpu(name: str, title: str, architecture: Architecture, total_gib: float, driver_mib: int) -> Gpu:
+    return Gpu(name=name, title=title, architecture=architecture, total_gib=total_gib, driver_mib=driver_mib)
+
+
+GPUS: dict[str, Gpu] = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("h100", "H100 80GB", Architecture.SM90, 79.1, 81_559),
+        _gpu("h200", "H200 141GB", Architecture.SM90, 139.8, 143_771),
+        _gpu("h20", "H20 96GB", Architecture.SM90, 95.0, 97_871),
+        _gpu("b200", "B200 180GB", Architecture.SM100, 178.35, 183_359),
+        _gpu("b300", "B300 270GB", Architecture.SM103, 267.69, 275_040),
+        _gpu("gb200", "GB200 186GB", Architecture.SM100, 184.31, 189_471),
+        _gpu("mi300x", "MI300X 192GB", Architecture.GFX942, 191.69, 196_592),
+        _gpu("mi325x", "MI325X 256GB", Architecture.GFX942, 255.69, 262_128),
+        _gpu("mi355x", "MI355X 288GB", Architecture.GFX950, 287.98, 294_896),
+        _gpu("rtx-pro-6000", "RTX PRO 6000 96GB", Architecture.SM120, 94.97, 97_887),
+        _gpu("l40s", "L40S 48GB", Architecture.SM89, 44.39, 46_068),
+        _gpu("a100", "A100 80GB", Architecture.SM80, 79.14, 81_920),
+    )
+}
+DEFAULT_GPU = "h200"
+
+
+def gpu_named(name: str, *, total_gib: float | None = None) -> Gpu:
+    """From the table; ``total_gib`` replaces its memory, the driver's total by as much."""
+    gpu = GPUS.get(name.lower())
+    if gpu is None:
+        near = get_close_matches(name.lower(), GPUS, n=3, cutoff=0.4)
+        known = f"known: {', '.join(GPUS)}; another one: the nearest of its make, with --gpu-gib"
+        raise UsageError(
+            f"unknown GPU {name!r}", remedy=f"did you mean {' or '.join(near)}? {known}" if near else known
+        )
+    if total_gib is None:
+        return gpu
+    if not 1 <= total_gib <= 10_000:
+        raise UsageError(f"--gpu-gib {total_gib:g} is no memory of a GPU", remedy="give GiB as torch reports them")
+    return Gpu(
+        name=gpu.name,
+        title=gpu.title,
+        architecture=gpu.architecture,
+        total_gib=total_gib,
+        driver_mib=gpu.driver_mib + round((total_gib - gpu.total_gib) * 1024),
+    )

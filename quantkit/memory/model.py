@@ -1,0 +1,131 @@
+"""The model of a memory plan: its tensors in groups, as they lie or as a scheme would store them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+from quantkit.checkpoint.source import Checkpoint, quantization_section
+from quantkit.errors import RecipeError, SourceError
+from quantkit.families import Family, family_of
+from quantkit.families.config_values import integer, section
+from quantkit.families.kv_shape import KvShape
+from quantkit.memory.scheme import Scheme, scheme_of, store_converted, store_published
+from quantkit.memory.tensor_groups import TensorGroup, WeightGroup, group_bound, group_expected, group_stored
+from quantkit.weights.binding import bind_weights
+from quantkit.weights.completeness import text_root
+from quantkit.weights.source_form import SourceForm, source_form
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Model:
+    """``weights_from``: whether headers were counted or a config was taken at its word. ``form``: of the source."""
+
+    name: str
+    config: Mapping[str, Any]
+    family: Family
+    form: SourceForm
+    weights_from: str
+    read_stored: Callable[[], tuple[TensorGroup, ...]]
+    read_weights: Callable[[], tuple[WeightGroup, ...]]
+
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        return self.family.text_config(self.config)
+
+    @property
+    def scheme(self) -> Scheme:
+        """As it is stored."""
+        return scheme_of(self.form)
+
+    @cached_property
+    def kv_shape(self) -> KvShape:
+        """What a token leaves in the KV cache."""
+        assert self.family.kv_shape is not None, self.family.name
+        return self.family.kv_shape(self.text_config)
+
+    @property
+    def num_layers(self) -> int:
+        return self.family.num_layers(self.config)
+
+    def vision_count(self, key: str) -> int:
+        """A number of the vision tower's config, plain or with Kimi's prefix; 0 where there is none."""
+        vision = section(self.config, "vision_config") or {}
+        return integer(vision, f"vt_{key}", integer(vision, key, 0))
+
+    @property
+    def max_context(self) -> int | None:
+        """Tokens that the config allows a request, or None where it does not say."""
+        return integer(self.text_config, "max_position_embeddings", 0) or None
+
+    def tensors(self, scheme: Scheme) -> tuple[TensorGroup, ...]:
+        """Stored tensors in a scheme: the real ones where the model is stored so already."""
+        if scheme == self.scheme:
+            return self.read_stored()
+        if self.form.int4_group_size is not None and scheme.experts == "int4" and scheme.rest == self.scheme.rest:
+            raise RecipeError(
+                f"{self.name} is INT4 already, in groups of {self.form.int4_group_size}: it is never requantized",
+                remedy=f"leave --group-size out, or give {self.form.int4_group_size}",
+            )
+        return _converted(self, scheme)
+
+
+@cache
+def _converted(model: Model, scheme: Scheme) -> tuple[TensorGroup, ...]:
+    return store_converted(model.read_weights(), scheme)
+
+
+def model_from_config(name: str, config: Mapping[str, Any], *, weights_from: str) -> Model:
+    """What a published checkpoint of this config most likely holds. Raises SourceError for an unknown family."""
+    family = family_of(config)
+    if not family.is_known:
+        raise SourceError(
+            f"model_type {config.get('model_type')!r} is not a known family, so its tensors are not known",
+            file="config.json",
+            remedy="plan from the checkpoint directory or the hub id instead: its headers tell",
+        )
+    form = source_form(quantization_section(config)[1])
+
+    @cache
+    def weights() -> tuple[WeightGroup, ...]:
+        return group_expected(family, family.assumed_tensors(config))
+
+    @cache
+    def stored() -> tuple[TensorGroup, ...]:
+        return store_published(weights(), form)
+
+    return Model(
+        name=name,
+        config=config,
+        family=family,
+        form=form,
+        weights_from=weights_from,
+        read_stored=stored,
+        read_weights=weights,
+    )
+
+
+def model_from_checkpoint(name: str, checkpoint: Checkpoint, *, weights_from: str) -> Model:
+    """What the headers say."""
+    family = family_of(checkpoint.config)
+    form = source_form(checkpoint.quantization)
+
+    @cache
+    def weights() -> tuple[WeightGroup, ...]:
+        binding = bind_weights(checkpoint.tensors, form, family.fused_experts)
+        expected = family.expected_tensors(checkpoint.config, root=text_root(binding))
+        return group_bound(family, binding.weights, frozenset(tensor.name for tensor in expected if tensor.is_fp8))
+
+    @cache
+    def stored() -> tuple[TensorGroup, ...]:
+        return group_stored(family, checkpoint.tensors)
+
+    return Model(
+        name=name,
+        config=checkpoint.config,
+        family=family,
+        form=form,
+        weights_from=weights_from,
+        read_stored=stored,
+        read_weights=weights,
+    )

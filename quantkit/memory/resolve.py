@@ -1,0 +1,74 @@
+"""What MODEL on the command line stands for: a recipe, a config.json, a checkpoint directory or a hub repository.
+
+No recipe is parsed and no weights are fetched: a recipe name stands for the config that is shipped with it.
+"""
+
+import re
+from difflib import get_close_matches
+from pathlib import Path
+
+from quantkit.checkpoint.json_files import read_json
+from quantkit.checkpoint.remote import open_remote
+from quantkit.checkpoint.source import CONFIG_NAME, open_checkpoint
+from quantkit.errors import RecipeError, SourceError, UsageError
+from quantkit.memory.model import Model, model_from_checkpoint, model_from_config
+from quantkit.recipe_files import recipe_config, recipe_paths, recipe_summaries
+
+_HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+
+
+def resolve_model(name: str | None) -> Model | None:
+    """The model by its name; without a name the checkpoint in the current directory, or None where there is none."""
+    if name is None:
+        return _from_directory(Path()) if Path(CONFIG_NAME).is_file() else None
+    path = Path(name)
+    if name in recipe_paths():
+        if path.is_dir():
+            raise UsageError(f"{name!r} is a recipe and a directory here", remedy=f"write ./{name} for the directory")
+        return recipe_model(name)
+    if path.is_dir():
+        return _from_directory(path)
+    if path.suffix == ".json" or path.is_file():
+        return _from_config(path)
+    match = _HUB_ID.fullmatch(name)
+    if match is not None and not name.startswith((".", "/", "~")):
+        remote = open_remote(match["id"], match["revision"] or "main")
+        num_shards = len(remote.checkpoint.shards)
+        return model_from_checkpoint(
+            name, remote.checkpoint, weights_from=f"headers of {num_shards} shards on the hub, {remote.commit[:12]}"
+        )
+    if "/" in name or name.startswith("."):
+        raise SourceError("is not there", file=name, remedy="name a recipe, a config.json, a directory or a hub id")
+    near = get_close_matches(name, recipe_paths(), n=2)
+    raise RecipeError(
+        f"{name!r} is neither a recipe nor a directory here",
+        remedy=f"did you mean {' or '.join(near)}?"
+        if near
+        else "see quantkit recipes, or name a hub id or a directory",
+    )
+
+
+def recipe_model(name: str) -> Model:
+    """Of a shipped recipe: the config of its source."""
+    hub_id = next(summary.hub_id for summary in recipe_summaries() if summary.name == name)
+    return model_from_config(
+        name, recipe_config(name), weights_from=f"config of {hub_id} as shipped (name the hub id to count its headers)"
+    )
+
+
+def _from_config(path: Path) -> Model:
+    config = read_json(path, what="name a config.json, a recipe, a directory or a hub id")
+    name = path.resolve().parent.name if path.name == CONFIG_NAME else path.stem
+    return model_from_config(name, config, weights_from=f"{path.name} taken at its word (headers would be counted)")
+
+
+def _from_directory(directory: Path) -> Model:
+    if not any(directory.glob("*.safetensors")):
+        return _from_config(directory / CONFIG_NAME)
+    checkpoint = open_checkpoint(directory)
+    num_shards = len(checkpoint.shards)
+    return model_from_checkpoint(
+        directory.resolve().name,
+        checkpoint,
+        weights_from=f"headers of {num_shards} shards in {directory.resolve().name}",
+    )

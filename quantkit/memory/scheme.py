@@ -1,0 +1,77 @@
+"""How the weights are to be stored: as they lie, or as a target format would store them."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from quantkit.layouts import compressed_tensors as ct
+from quantkit.memory.tensor_groups import StoredKind, TensorGroup, WeightGroup, tensor_groups
+from quantkit.tensors import BF16, F16, I32, I64, DType, TensorSpec
+from quantkit.weights.source_form import SourceForm
+from quantkit.weights.stored import stored_leaves
+
+Format = Literal["fp8", "bf16", "int4"]
+FORMATS: tuple[Format, ...] = ("fp8", "bf16", "int4")
+FP8_BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """``rest``: what FP8 checkpoints of the family hold as FP8 and ``experts`` does not speak of.
+
+    ``group_size`` is set where experts are INT4.
+    """
+
+    experts: Format
+    rest: Literal["fp8", "bf16"]
+    group_size: int | None = None
+
+    def __str__(self) -> str:
+        if self.experts == "int4":
+            return f"INT4 experts in groups of {self.group_size}, rest {self.rest.upper()}"
+        return self.experts.upper()
+
+    @property
+    def form(self) -> SourceForm:
+        """Of a checkpoint stored so: FP8 in blocks of 128 x 128, INT4 in compressed-tensors layout."""
+        blocks = ((FP8_BLOCK, FP8_BLOCK),) if self.rest == "fp8" else ()
+        return SourceForm(fp8_blocks=blocks, int4_group_size=self.group_size)
+
+
+def scheme_of(form: SourceForm) -> Scheme:
+    """What a checkpoint of this source form is."""
+    rest: Literal["fp8", "bf16"] = "fp8" if form.fp8_blocks else "bf16"
+    if form.int4_group_size is not None:
+        return Scheme(experts="int4", rest=rest, group_size=form.int4_group_size)
+    return Scheme(experts=rest, rest=rest)
+
+
+def store_published(groups: Iterable[WeightGroup], form: SourceForm) -> tuple[TensorGroup, ...]:
+    """The tensors of a published checkpoint."""
+    return _store(groups, form, I32)
+
+
+def store_converted(groups: Iterable[WeightGroup], scheme: Scheme) -> tuple[TensorGroup, ...]:
+    """The tensors of a converted checkpoint: FP16 has become BF16, FP32 has stayed."""
+    as_bf16 = (
+        WeightGroup(
+            place=group.place,
+            leaf=group.leaf,
+            spec=TensorSpec(BF16, group.spec.shape) if group.spec.dtype == F16 else group.spec,
+            is_fp8=group.is_fp8,
+            count=group.count,
+        )
+        for group in groups
+    )
+    return _store(as_bf16, scheme.form, I64)
+
+
+def _store(groups: Iterable[WeightGroup], form: SourceForm, shape_dtype: DType) -> tuple[TensorGroup, ...]:
+    counts: Counter[StoredKind] = Counter()
+    for group in groups:
+        for leaf, spec in stored_leaves(
+            group.spec, form, role=group.place.role, is_fp8=group.is_fp8, shape_dtype=shape_dtype
+        ):
+            counts[group.place, spec, leaf != ct.SHAPE] += group.count
+    return tensor_groups(counts)

@@ -1,0 +1,74 @@
+"""Whether and how an engine splits a model: the checks that come before any arithmetic."""
+
+from dataclasses import replace
+
+from quantkit.engines.parallel import Parallel, Shares, shares_of, stage_layers
+from quantkit.engines.tensor_parallel import TP_SIZES, Storage, TpVerdict, split_verdict
+from quantkit.errors import UsageError
+from quantkit.families.kv_shape import HeadKv
+from quantkit.memory.model import Model
+from quantkit.memory.plan import MemoryRequest
+from quantkit.memory.scheme import Scheme
+from quantkit.memory.weights import Stage
+
+# SGLang builds the head of these on every pipeline stage
+_HEADS_EVERYWHERE = frozenset({"glm4_moe"})
+
+
+def check_split(model: Model, request: MemoryRequest, scheme: Scheme) -> TpVerdict:
+    """The engine's verdict. Raises UsageError with the rule and the legal sizes where it refuses."""
+    parallel = request.parallel
+    if min(parallel.tp, parallel.ep, parallel.pp, parallel.dp_attention, parallel.dcp) < 1:
+        raise UsageError("a parallel size is below 1", remedy="give sizes from 1")
+    verdict = _verdict(model, request, scheme, parallel)
+    if verdict.status == "refused":
+        legal = legal_tp_sizes(model, request, scheme)
+        raise UsageError(
+            f"{request.engine} cannot split {model.name} ({scheme}) with {parallel.flags(request.engine)}: "
+            f"{verdict.reason}",
+            remedy=f"legal TP sizes, all else equal: {', '.join(map(str, legal)) or 'none'}",
+        )
+    return verdict
+
+
+def legal_tp_sizes(model: Model, request: MemoryRequest, scheme: Scheme) -> tuple[int, ...]:
+    """TP sizes that the engine takes, all else equal."""
+    return tuple(
+        tp for tp in TP_SIZES if _verdict(model, request, scheme, replace(request.parallel, tp=tp)).status != "refused"
+    )
+
+
+def shares(model: Model, request: MemoryRequest) -> Shares:
+    """Ranks that each kind of weight is cut over."""
+    shape = model.kv_shape
+    return shares_of(
+        request.parallel,
+        request.engine,
+        family=model.family.name,
+        num_kv_heads=shape.num_kv_heads if isinstance(shape, HeadKv) else request.parallel.attention_tp,
+        num_vision_heads=model.vision_count("num_attention_heads"),
+    )
+
+
+def stages(model: Model, request: MemoryRequest) -> tuple[Stage, ...]:
+    """The pipeline's stages."""
+    everywhere = request.engine == "sglang" and model.family.name in _HEADS_EVERYWHERE
+    spans = stage_layers(model.num_layers, request.parallel.pp, request.engine)
+    return tuple(
+        Stage(index=index, first=first, last=last, num_layers=model.num_layers, heads_everywhere=everywhere)
+        for index, (first, last) in enumerate(spans)
+    )
+
+
+def _verdict(model: Model, request: MemoryRequest, scheme: Scheme, parallel: Parallel) -> TpVerdict:
+    form = model.form if scheme == model.scheme else scheme.form
+    # blocks over whole rows or columns are cut anywhere
+    block = max((cols or 0 for _, cols in form.fp8_blocks), default=0) or None
+    storage = Storage(
+        group_size=scheme.group_size,
+        expert_block=block if scheme.experts == "fp8" else None,
+        rest_block=block if scheme.rest == "fp8" else None,
+    )
+    return split_verdict(
+        family=model.family, config=model.config, parallel=parallel, storage=storage, engine=request.engine
+    )

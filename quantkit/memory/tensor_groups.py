@@ -1,0 +1,138 @@
+"""Tensors that are alike, counted: 119,000 tensors of a model become some 1,500 groups.
+
+A group is what differs in no way that a memory plan could see: same layer, same module, same shape, same dtype.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from quantkit.checkpoint.header import StoredTensor
+from quantkit.errors import SourceError
+from quantkit.families.family import ExpectedTensor, Family, Role
+from quantkit.tensors import BF16, DType, TensorSpec
+from quantkit.weights.weight import Weight
+
+_FUSED_SUFFIX = re.compile(r"(?<=_proj)_(?:weight_)?(?:scale_inv|scale|packed|shape|bias)$")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a tensor belongs. ``layer`` is None outside the layers; ``module`` is the module's last component."""
+
+    layer: int | None
+    module: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightGroup:
+    """``count`` weights before any storage format. ``is_fp8``: FP8 checkpoints of the family store them as FP8."""
+
+    place: Place
+    leaf: str
+    spec: TensorSpec
+    is_fp8: bool
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorGroup:
+    """``count`` stored tensors. ``has_matrix``: the last two dimensions are those of the weight, scaled down or not."""
+
+    place: Place
+    spec: TensorSpec
+    count: int
+    has_matrix: bool = True
+
+
+StoredKind = tuple[Place, TensorSpec, bool]  # what makes two stored tensors alike; the last is ``has_matrix``
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Places of names; a name without its expert's number is looked at once."""
+
+    family: Family
+    seen: dict[str, Place] = field(default_factory=dict)
+
+    def place(self, name: str) -> Place:
+        """Of ``....module.leaf``, or of a fused tensor, which stands in the place of its module."""
+        head, separator, tail = name.partition(".experts.")
+        key = f"{head}{separator}{tail.partition('.')[2] or tail}" if separator else name
+        found = self.seen.get(key)
+        if found is None:
+            found = self.seen[key] = self._look_at(name)
+        return found
+
+    def _look_at(self, name: str) -> Place:
+        role = self.family.role_of(name)
+        match = None if role is Role.VISION else _LAYER.search(name)
+        module_name, _, leaf = name.rpartition(".")
+        if module_name.endswith(".experts"):
+            module_name = f"{module_name}.{_FUSED_SUFFIX.sub('', leaf)}"
+        return Place(layer=None if match is None else int(match[1]), module=module_name.rpartition(".")[2], role=role)
+
+
+def group_expected(family: Family, expected: Iterable[ExpectedTensor]) -> tuple[WeightGroup, ...]:
+    """Of what a config stands for."""
+    names = _Names(family)
+    # places are looked up and so are the same objects: to hash their identity is three times as quick
+    first: dict[tuple[int, str, str, tuple[int, ...], bool], tuple[Place, ExpectedTensor]] = {}
+    alike: Counter[tuple[int, str, str, tuple[int, ...], bool]] = Counter()
+    for tensor in expected:
+        place = names.place(tensor.name)
+        key = (id(place), tensor.name.rpartition(".")[2], tensor.dtype.name, tensor.shape, tensor.is_fp8)
+        alike[key] += 1
+        first.setdefault(key, (place, tensor))
+    counts: Counter[tuple[Place, str, TensorSpec, bool]] = Counter()
+    for key, count in alike.items():
+        place, tensor = first[key]
+        counts[place, key[1], TensorSpec(tensor.dtype, tensor.shape), tensor.is_fp8] += count
+    return _weight_groups(counts)
+
+
+def group_bound(family: Family, weights: Mapping[str, Weight], fp8_names: frozenset[str]) -> tuple[WeightGroup, ...]:
+    """Of the logical weights in real headers. ``fp8_names``: what the family's FP8 checkpoints store as FP8."""
+    names = _Names(family)
+    counts: Counter[tuple[Place, str, TensorSpec, bool]] = Counter()
+    for name, weight in weights.items():
+        is_float = weight.codec.name == "float_values"
+        dtype: DType = weight.stored.spec.dtype if is_float else BF16
+        is_fp8 = weight.codec.name == "fp8_block" or name in fp8_names
+        counts[names.place(name), name.rpartition(".")[2], TensorSpec(dtype, weight.shape), is_fp8] += 1
+    return _weight_groups(counts)
+
+
+def group_stored(family: Family, tensors: Mapping[str, StoredTensor]) -> tuple[TensorGroup, ...]:
+    """Of real headers, as they lie. Raises SourceError for a tensor that a known family does not have."""
+    names = _Names(family)
+    counts: Counter[StoredKind] = Counter()
+    for tensor in tensors.values():
+        place = names.place(tensor.name)
+        if place.role is Role.UNKNOWN and family.is_known:
+            raise SourceError(
+                f"is no tensor of the family {family.name}, so no engine is known to load it",
+                tensor=tensor.name,
+                file=tensor.path.name,
+                remedy="plan from its config.json instead",
+            )
+        counts[place, tensor.spec, not tensor.name.endswith("_shape")] += 1
+    return tensor_groups(counts)
+
+
+def tensor_groups(counts: Mapping[StoredKind, int]) -> tuple[TensorGroup, ...]:
+    """One group a kind."""
+    return tuple(
+        TensorGroup(place=place, spec=spec, count=count, has_matrix=has_matrix)
+        for (place, spec, has_matrix), count in counts.items()
+    )
+
+
+def _weight_groups(counts: Mapping[tuple[Place, str, TensorSpec, bool], int]) -> tuple[WeightGroup, ...]:
+    return tuple(
+        WeightGroup(place=place, leaf=leaf, spec=spec, is_fp8=is_fp8, count=count)
+        for (place, leaf, spec, is_fp8), count in counts.items()
+    )

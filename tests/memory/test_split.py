@@ -1,0 +1,95 @@
+"""Splits that engines refuse: the rule, the number, the legal sizes."""
+
+import pytest
+
+from quantkit.engines.parallel import Parallel, stage_layers
+from quantkit.errors import QuantkitError, UsageError
+from quantkit.memory.scheme import Scheme
+from tests.memory.plans import FP8, INT4, INT4_FP8, plan
+
+
+def int4(group_size):
+    return Scheme(experts="int4", rest="bf16", group_size=group_size)
+
+
+@pytest.mark.parametrize(
+    ("name", "parallel", "request_", "rule", "legal"),
+    [
+        ("glm-5.2", {"tp": 7}, {}, "64 attention heads do not divide by 7", "1, 2, 4, 8, 16"),
+        ("glm-4.7-flash", {"tp": 8}, {}, "20 attention heads do not divide by 8", "1, 2, 4"),
+        ("glm-4.7", {"tp": 8}, {"scheme": int4(128)}, "1536 / 8 = 192 columns per rank, not a whole", "1, 2, 4"),
+        ("glm-4.5-air", {"tp": 8}, {"scheme": INT4}, "1408 / 8 = 176 columns per rank", "1, 2, 4"),
+        ("glm-5.2", {"tp": 32}, {"scheme": int4(128)}, "2048 / 32 = 64 columns per rank", "1, 2, 4, 8, 16"),
+        ("glm-5.2", {"tp": 32}, {}, "2048 / 32 = 64 columns per rank, not whole FP8 blocks", "1, 2, 4, 8, 16"),
+        ("glm-5.2", {"tp": 32}, {"scheme": INT4_FP8}, "the shared expert has 2048 / 32 = 64", "1, 2, 4, 8, 16"),
+        ("glm-4.5", {"tp": 8}, {"scheme": FP8}, "not whole FP8 blocks of 128", "1, 2, 4"),
+        ("glm-5.2", {"tp": 8, "ep": 3}, {}, "EP 3 does not divide TP 8", "none"),
+        ("glm-5.2", {"tp": 8, "ep": 2}, {"engine": "vllm"}, "EP is 1 or 8, not 2", "2"),
+        ("glm-5.2", {"tp": 8, "dp_attention": 3}, {}, "3 attention replicas do not divide TP 8", "none"),
+        ("glm-5.2", {"tp": 8, "pp": 79}, {}, "78 layers do not fill 79 pipeline stages", "none"),
+        ("glm-5.2", {"tp": 8, "dcp": 3}, {}, "DCP 3 does not divide the 8 ranks", "none"),
+        ("glm-4.5", {"tp": 8, "dcp": 2}, {}, "does not use DCP", "none"),
+        ("glm-4.5", {"tp": 8, "dcp": 2}, {"engine": "vllm"}, "leave DCP 1 at most, not 2", "16, 32"),
+    ],
+)
+def test_refused(name, parallel, request_, rule, legal):
+    with pytest.raises(UsageError) as error:
+        plan(name, parallel=Parallel(**parallel), **request_)
+    assert rule in error.value.message
+    assert error.value.remedy == f"legal TP sizes, all else equal: {legal}"
+
+
+@pytest.mark.parametrize("size", ["tp", "ep", "pp", "dp_attention", "dcp"])
+def test_sizes_below_one_are_refused(size):
+    with pytest.raises(UsageError, match="below 1"):
+        plan("glm-5.2", parallel=Parallel(**{size: 0}))
+
+
+@pytest.mark.parametrize(
+    ("name", "parallel", "request_"),
+    [
+        ("glm-4.7", {"tp": 8, "ep": 8}, {"scheme": int4(128)}),
+        ("glm-5.2", {"tp": 32, "ep": 32, "dp_attention": 32}, {"scheme": INT4, "engine": "vllm", "context": 4096}),
+        ("glm-5.2", {"tp": 8, "dcp": 8}, {}),
+        ("glm-4.5", {"tp": 16, "dcp": 2}, {"engine": "vllm", "context": 4096}),
+        ("kimi-k2.5", {"tp": 16, "ep": 4}, {}),
+        ("glm-5.2", {"tp": 64}, {"scheme": INT4}),
+    ],
+)
+def test_allowed(name, parallel, request_):
+    made = plan(name, parallel=Parallel(**parallel), **request_)
+    assert made.stages[0].weights.num_bytes > 0
+
+
+def test_flags_are_the_engines_own():
+    parallel = Parallel(tp=8, ep=8, dp_attention=4, pp=2)
+    assert parallel.flags("sglang") == "--tp-size 8 --pp-size 2 --ep-size 8 --attn-dp-size 4"
+    assert parallel.flags("vllm") == (
+        "--tensor-parallel-size 2 --pipeline-parallel-size 2 --data-parallel-size 4 --enable-expert-parallel"
+    )
+    assert Parallel(tp=1).flags("sglang") == "--tp-size 1"
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize(("layers", "pp"), [(78, 1), (78, 4), (61, 2), (61, 7), (92, 3), (5, 5)])
+def test_stages_cover_every_layer_once(layers, pp, engine):
+    spans = stage_layers(layers, pp, engine)
+    assert [layer for first, last in spans for layer in range(first, last)] == list(range(layers))
+    assert max(last - first for first, last in spans) - min(last - first for first, last in spans) <= 1
+
+
+def test_vllm_never_gives_the_last_stage_more():
+    assert [last - first for first, last in stage_layers(7, 4, "vllm")] == [2, 2, 2, 1]
+    assert [last - first for first, last in stage_layers(5, 4, "vllm")] == [1, 1, 2, 1]
+    assert [last - first for first, last in stage_layers(7, 4, "sglang")] == [1, 2, 2, 2]
+
+
+def test_a_family_whose_classes_were_not_read_says_so():
+    assert "how engines split the family 'qwen3_moe' is not known" in " ".join(plan("qwen3-235b-a22b").assumptions)
+    assert "not known" not in " ".join(plan("glm-5.2").assumptions)
+
+
+def test_refusals_are_ours():
+    with pytest.raises(QuantkitError) as error:
+        plan("glm-5.2", parallel=Parallel(tp=7))
+    assert error.value.exit_code == 2

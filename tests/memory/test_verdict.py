@@ -1,0 +1,144 @@
+"""Verdicts at both ends of the bands, their reasons, and advice that helps."""
+
+import pytest
+
+from quantkit.engines.parallel import Parallel
+from quantkit.memory.gpus import GPUS
+from quantkit.memory.kv_cache import KvDtype
+from quantkit.memory.make import make_memory_plan
+from quantkit.memory.plan import MemoryRequest, Verdict
+from tests.memory.plans import INT4, model, plan
+
+FP8 = KvDtype.FP8
+
+
+def test_it_fits():
+    made = plan("glm-5.2", scheme=INT4, kv_dtype=FP8, context=131_072, concurrency=10, with_advice=True)
+    assert made.verdict is Verdict.FITS
+    assert made.reasons == (
+        "the pool of every rank holds 1,328,960 tokens (1,316,032 to 1,334,912); "
+        "10 x 131,072 = 1,310,720 are asked for",
+    )
+    assert made.advice == ()
+
+
+def test_the_worst_end_decides_between_fits_and_tight():
+    low, mid, _ = plan("glm-5.2", scheme=INT4, kv_dtype=FP8, context=1024).num_tokens
+    fits = plan("glm-5.2", scheme=INT4, kv_dtype=FP8, context=1024, concurrency=low // 1024)
+    tight = plan("glm-5.2", scheme=INT4, kv_dtype=FP8, context=1024, concurrency=mid // 1024)
+    beyond = plan("glm-5.2", scheme=INT4, kv_dtype=FP8, context=1024, concurrency=mid // 1024 + 1)
+    assert [made.verdict for made in (fits, tight, beyond)] == [Verdict.FITS, Verdict.TIGHT, Verdict.DOES_NOT_FIT]
+    assert f"at worst {low:,}" in tight.reasons[0]
+
+
+def test_too_few_tokens_are_counted():
+    made = plan("glm-5.2", scheme=INT4, kv_dtype=FP8, context=131_072, concurrency=64)
+    assert made.verdict is Verdict.DOES_NOT_FIT
+    assert made.reasons == (
+        "64 x 131,072 = 8,388,608 tokens are asked for on every rank, the pool holds 1,328,960: "
+        "7,059,648 (354.65 GiB) too few",
+    )
+
+
+def test_weights_that_are_too_much_say_by_how_much():
+    made = plan("glm-5.2", gpu="h100")
+    assert made.verdict is Verdict.DOES_NOT_FIT
+    assert any("88.80 GiB of the 61.28 GiB" in reason and "27.51 GiB too much" in reason for reason in made.reasons)
+    assert any(reason.startswith("loading takes 88.45 GiB, 11.75 GiB more") for reason in made.reasons)
+    assert made.num_tokens == (0, 0, 0)
+
+
+def test_a_fraction_that_is_too_small_names_the_one_that_holds():
+    made = plan("glm-5.2", kv_dtype=FP8, fraction=0.6, context=131_072)
+    assert made.verdict is Verdict.DOES_NOT_FIT
+    smallest = 0.695
+    assert f"from --mem-fraction-static {smallest} on it holds" in made.reasons[0]
+    assert plan("glm-5.2", kv_dtype=FP8, fraction=smallest, context=131_072).verdict is not Verdict.DOES_NOT_FIT
+    assert plan("glm-5.2", kv_dtype=FP8, fraction=smallest - 0.001, context=131_072).verdict is Verdict.DOES_NOT_FIT
+
+
+def test_a_fraction_that_leaves_too_little_for_the_overhead():
+    made = plan("glm-5.2", kv_dtype=FP8, context=131_072, fraction=0.98)
+    assert made.verdict is Verdict.DOES_NOT_FIT
+    assert "of the 2.75 GiB that --mem-fraction-static 0.980 leaves it" in made.reasons[0]
+
+
+def test_the_table_of_requests_counts_against_the_slack():
+    # 2,048 requests of a million tokens: 8 GiB of the 15.7 that SGLang leaves
+    made = plan("glm-5.2", kv_dtype=FP8)
+    assert made.demand.context == 1_048_576
+    assert made.verdict is Verdict.TIGHT
+    assert "8.00 GiB" in made.stages[0].budget.overhead_source
+    assert plan("glm-5.2", kv_dtype=FP8, with_mtp=True).verdict is Verdict.FITS  # 48 requests
+
+
+def test_vllm_does_not_start_below_one_request():
+    made = plan("glm-5.2", engine="vllm", kv_dtype=FP8)
+    assert made.verdict is Verdict.DOES_NOT_FIT
+    assert made.reasons[0].endswith("too few, and vLLM does not start below one request")
+    assert plan("glm-5.2", engine="vllm", kv_dtype=FP8, context=131_072).verdict is Verdict.FITS
+
+
+def test_vllm_refuses_a_share_that_is_not_free():
+    made = plan("kimi-k2.5", engine="vllm", fraction=0.99, context=4096)
+    assert made.verdict is Verdict.DOES_NOT_FIT
+    assert "vLLM refuses to start: --gpu-memory-utilization 0.99 asks for 138.40 GiB, 137.40 GiB" in made.reasons[0]
+
+
+def test_replicas_share_the_requests():
+    made = plan("glm-5.2", scheme=INT4, kv_dtype=FP8, context=4096, concurrency=64, parallel=Parallel(dp_attention=8))
+    assert (made.demand.concurrency, made.demand.tokens) == (8, 32_768)
+    assert made.requests_at_context == made.num_tokens[1] // 4096 * 8
+
+
+def test_the_least_stage_holds_for_all():
+    made = plan("glm-5.2", kv_dtype=FP8, parallel=Parallel(tp=8, pp=4))
+    assert made.num_tokens[1] == min(stage.num_tokens[1] for stage in made.stages)
+    assert len({stage.num_tokens[1] for stage in made.stages}) > 1
+    assert [rank for rank, _ in made.ranks] == list(range(32))
+
+
+def advice(name, **request):
+    request = {"gpu": GPUS["h200"], **request}
+    return make_memory_plan(model(name), MemoryRequest(**request))
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "words"),
+    [
+        ("glm-5.2", {"context": 131_072, "concurrency": 5}, "INT4 experts (--to int4): fits"),
+        ("glm-5.2", {"context": 131_072, "concurrency": 8}, "INT4 experts and an FP8 KV cache (--to int4 --kv-dtype"),
+        ("glm-5.2", {"context": 131_072, "concurrency": 4}, "FP8 KV cache (--kv-dtype fp8)"),
+        ("glm-5.2", {"context": 131_072, "concurrency": 3}, "fewer requests (--concurrency 2)"),
+        ("glm-5.2", {"context": 131_072, "concurrency": 10, "kv_dtype": FP8, "scheme": INT4}, ""),
+        ("glm-5.2", {"gpu": GPUS["h100"], "context": 131_072}, "--tp 16"),
+        ("glm-5.2", {"gpu": GPUS["h100"], "context": 131_072}, "--gpu h200"),
+        ("kimi-k2", {"context": 131_072}, "--to int4"),
+    ],
+)
+def test_advice(name, request_, words):
+    made = advice(name, **request_)
+    if not words:
+        assert made.advice == ()
+        return
+    assert made.verdict is not Verdict.FITS
+    assert any(words in line for line in made.advice), made.advice
+
+
+def test_group_size_and_rest_are_advised_where_they_decide():
+    request = {"scheme": INT4, "kv_dtype": FP8, "context": 1024, "concurrency": 1350}
+    made = advice("glm-5.2", **request)
+    assert made.verdict is Verdict.DOES_NOT_FIT
+    told = [line.split(":")[0] for line in made.advice]
+    assert told[:2] == ["the rest in FP8 (--rest fp8)", "--group-size 128"]
+    assert "--group-size 64" not in told
+    made = advice("glm-5.2", **request | {"concurrency": 1283, "with_mtp": True})
+    assert made.verdict is Verdict.DOES_NOT_FIT
+    assert any(line.startswith("without MTP: fits") for line in made.advice)
+
+
+def test_what_is_advised_is_what_is_planned():
+    made = advice("glm-5.2", context=131_072, concurrency=4)
+    line = next(line for line in made.advice if line.startswith("FP8 KV cache"))
+    changed = advice("glm-5.2", context=131_072, concurrency=4, kv_dtype=FP8)
+    assert line.endswith(f"{changed.num_tokens[1]:,} tokens a rank")

@@ -29,8 +29,9 @@ TOLERANCE = {"weights": 2.5, "bytes": 0.5, "tokens": 6.0, "pool": 6.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """``bytes_tolerance``: percent, where the source rounds; ``scheme``: as served, where that is not as published.
+    """Of ``ground_truth.json``. ``bytes_tolerance``: percent, where the source rounds (``note`` says how).
 
+    ``scheme``: as served, where that is not as published.
     ``fraction``: as it was set; then the pool is planned too, from the GPU on.
     """
 
@@ -53,175 +54,22 @@ class Row:
     bytes_tolerance: float = TOLERANCE["bytes"]
     excluded: str = ""
     source: str = ""
+    note: str = ""
 
 
-FP8, BF16 = KvDtype.FP8, KvDtype.BF16
-ROWS: tuple[Row, ...] = (
-    Row(
-        name="GLM-5-FP8, 8 x MI355X, SGLang 2026-02",
-        config="glm-5",
-        engine="sglang",
-        gpu="mi355x",
-        kv_dtype=FP8,
-        kv_layout=KvLayout.PACKED,
-        weights_gib=89.58,
-        pool_gib=186.77,
-        tokens=3_262_823,
-        source="https://github.com/ajith-sirra-amd/Issues/blob/main/GLM-5-FP8-MI355X-SGLANG-ERROR.md",
-    ),
-    Row(
-        name="GLM-5.1-FP8, 8 x H200, vLLM 0.19, eager",
-        config="glm-5.1",
-        engine="vllm",
-        fraction=0.9,
-        is_eager=True,
-        kv_dtype=BF16,
-        weights_gib=89.39,
-        pool_gib=32.06,
-        tokens=343_744,
-        source="public log, address not confirmed",
-    ),
-    Row(
-        name="GLM-5.1-FP8, 8 x H200, vLLM later, eager",
-        config="glm-5.1",
-        engine="vllm",
-        fraction=0.9,
-        is_eager=True,
-        kv_dtype=BF16,
-        weights_gib=89.39,
-        pool_gib=34.86,
-        tokens=373_696,
-        source="public log, address not confirmed",
-    ),
-    Row(
-        name="Kimi-K2-Thinking, 8 x H200, vLLM 2025-11",
-        config="kimi-k2-thinking",
-        engine="vllm",
-        fraction=0.9,
-        kv_dtype=BF16,
-        pool_gib=46.80,
-        tokens=715_072,
-        source="https://github.com/vllm-project/recipes/blob/main/moonshotai/Kimi-K2-Think.md",
-    ),
-    Row(
-        name="Kimi-K2.5, 288 GB GPUs, vLLM",
-        config="kimi-k2.5",
-        engine="vllm",
-        gpu="mi355x",
-        kv_dtype=BF16,
-        pool_gib=163.59,
-        tokens=2_499_584,
-        source="https://github.com/MoonshotAI/Kimi-K2.5/issues/34",
-    ),
-    Row(
-        name="Kimi-K2.5, 8 x H100, vLLM 0.15",
-        config="kimi-k2.5",
-        engine="vllm",
-        gpu="h100",
-        weights_gib=72.02,
-        source="public log, address not confirmed",
-    ),
-    Row(
-        name="GLM-5.2-FP8, 8 x H200, vLLM 0.26, KV offload",
-        config="glm-5.2",
-        engine="vllm",
-        kv_dtype=FP8,
-        kv_layout=KvLayout.PACKED,
-        # 1,104,691,200 B were written for 2,560 tokens of 8 ranks
-        bytes_per_token=1_104_691_200 / 2_560 / 8,
-        source="https://github.com/vllm-project/recipes/pull/754",
-    ),
-    Row(
-        name="GLM-5.x-FP8, 8 x RTX PRO 6000, SGLang",
-        config="glm-5.2",
-        engine="sglang",
-        gpu="rtx-pro-6000",
-        weights_gib=89.44,
-        excluded="its pool of 4,096 tokens is printed to 0.01 GiB, which is 5 % of it",
-        source="public log, address not confirmed",
-    ),
-    Row(
-        name="Qwen3-235B-A22B-FP8, 4 x H100, SGLang 2025-07",
-        config="qwen3-235b-a22b-fp8",
-        engine="sglang",
-        gpu="h100",
-        tp=4,
-        fraction=0.93,
-        kv_dtype=BF16,
-        pool_gib=16.46,
-        tokens=367_404,
-        source="https://github.com/vllm-project/vllm/issues/21348",
-    ),
-    Row(
-        name="Qwen3-235B-A22B-FP8, 4 x H100, vLLM 2025-07",
-        config="qwen3-235b-a22b-fp8",
-        engine="vllm",
-        gpu="h100",
-        tp=4,
-        fraction=0.9,
-        kv_dtype=BF16,
-        pool_gib=8.11,
-        tokens=178_880,
-        bytes_tolerance=1.5,  # the pool was printed before it was cut to whole blocks
-        source="https://github.com/vllm-project/vllm/issues/21348",
-    ),
-    Row(
-        name="DeepSeek-R1, 8 x 94.6 GiB, vLLM fork",
-        config="deepseek-v3",
-        engine="vllm",
-        weights_gib=79.41,
-        source="https://github.com/HabanaAI/vllm-fork/issues/809",
-    ),
-    Row(
-        name="GLM-5.3 W4A8 g128, 8 x H20-3e, vLLM, EP",
-        config="glm-5.3",
-        engine="vllm",
-        ep=8,
-        kv_dtype=FP8,
-        kv_layout=KvLayout.PACKED,
-        scheme=Scheme(experts="int4", rest="fp8", group_size=128),
-        with_mtp=True,
-        excluded="states about 1.26 million tokens and no pool",
-        source="https://huggingface.co/gpustack/GLM-5.3-W4A8",
-    ),
-    Row(
-        name="GLM-5.2-NVFP4, RTX PRO 6000, SGLang 2026-07",
-        config="glm-5",
-        engine="sglang",
-        gpu="rtx-pro-6000",
-        kv_dtype=FP8,
-        kv_layout=KvLayout.RAW,
-        pool_gib=23.91,
-        tokens=464_768,
-        excluded="layout inferred; an older build with index keys on all layers, so GLM-5's config stands in",
-        source="https://github.com/SemiAnalysisAI/InferenceX/pull/2335",
-    ),
-    Row(
-        name="GLM-5.x, SGLang 2026-07, 106 GiB visible",
-        config="glm-5",
-        engine="sglang",
-        kv_dtype=FP8,
-        kv_layout=KvLayout.PACKED,
-        pool_gib=7.51,
-        tokens=131_072,
-        excluded="layout inferred, version not stated; an older build with index keys on all layers",
-        source="public log, address not confirmed",
-    ),
-    Row(
-        name="DeepSeek-V3, 8 x H200, SGLang 2025-02",
-        config="deepseek-v3",
-        engine="sglang",
-        excluded="logs what is free after loading only: it is where the 137.4 GiB before loading come from",
-        source="https://github.com/sgl-project/sglang/issues/3416",
-    ),
-    Row(
-        name="Kimi-K3, 16 GPUs, vLLM fork",
-        config="kimi-k2",
-        engine="vllm",
-        excluded="hybrid attention and latent experts: not a family here, and its placement is not known",
-        source="public log, address not confirmed",
-    ),
-)
+def _read_rows() -> tuple[Row, ...]:
+    rows = []
+    for entry in json.loads((Path(__file__).parent / "ground_truth.json").read_text()):
+        typed = {
+            "kv_dtype": None if "kv_dtype" not in entry else KvDtype(entry["kv_dtype"]),
+            "kv_layout": None if "kv_layout" not in entry else KvLayout(entry["kv_layout"]),
+            "scheme": None if "scheme" not in entry else Scheme(**entry["scheme"]),
+        }
+        rows.append(Row(**(entry | typed)))
+    return tuple(rows)
+
+
+ROWS = _read_rows()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

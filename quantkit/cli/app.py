@@ -66,7 +66,9 @@ def main() -> None:
             sys.stdout.write(str(getattr(error, "message", "")) + "\n")
             sys.exit(2)
         message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-        _exit_with(UsageError(message[:1].lower() + message[1:], remedy="see quantkit --help"))
+        commands = [one.name for one in app.registered_commands]
+        command = next((f"{argument} " for argument in sys.argv[1:] if argument in commands), "")
+        _exit_with(UsageError(message[:1].lower() + message[1:], remedy=f"see quantkit {command}--help"))
     except OSError as error:  # what no check foresaw: a folder without permission, a name too long
         _exit_with(SourceError(str(error.strerror), file=error.filename, remedy="check the path and its permissions"))
     except _Stopped:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from quantkit.cli.document import head
-from quantkit.cli.memory_request import OverviewRow
+from quantkit.cli.memory_request import CheckedPlan, OverviewRow
 from quantkit.engines.parallel import ENGINE_VERSIONS
 from quantkit.memory.budget import FRACTION_OPTIONS, Band
 from quantkit.memory.check import Comparison
@@ -23,6 +23,7 @@ def plan_document(plan: MemoryPlan) -> dict[str, Any]:
         "family": plan.family,
         "weights_from": plan.weights_from,
         "scheme": str(plan.scheme),
+        "storage": asdict(plan.scheme),
         "with_mtp": request.with_mtp,
         "engine": request.engine,
         "engine_version": ENGINE_VERSIONS[request.engine],
@@ -58,9 +59,12 @@ def plan_document(plan: MemoryPlan) -> dict[str, Any]:
         "demand": {
             "context": plan.demand.context,
             "concurrency": plan.demand.concurrency,
+            "per_replica": plan.demand.per_replica,
             "tokens": plan.demand.tokens,
         },
         "ranks": [rank_document(plan, rank, stage) for rank, stage in plan.ranks],
+        "kv_tokens": plan.num_tokens[1],
+        "requests_at_context": plan.requests_at_context,
         "verdict": plan.verdict.value,
         "reasons": list(plan.reasons),
         "advice": list(plan.advice),
@@ -83,6 +87,8 @@ def rank_document(plan: MemoryPlan, rank: int, stage: StagePlan) -> dict[str, An
             part.part.value: _gib(part.replicated_bytes / GIB) for part in stage.weights.parts if part.replicated_bytes
         },
         "copies_gib": _gib(stage.copies_gib),
+        "buffers_gib": _gib(stage.buffers.mid),
+        "buffers_band_gib": _band(stage.buffers),
         "kv_bytes_per_token": _whole(float(stage.cell.num_bytes)),
         "kv_formula": stage.cell.formula,
         "kv_pool_gib": _gib(budget.pool.mid),
@@ -109,10 +115,10 @@ def comparison_document(first: MemoryPlan, second: MemoryPlan) -> dict[str, Any]
     return {**head("memory-plan"), "plans": plans, "difference": difference}
 
 
-def check_document(plan: MemoryPlan, rows: Sequence[Comparison]) -> dict[str, Any]:
+def check_document(checked: CheckedPlan) -> dict[str, Any]:
     """A plan with a log beside it."""
-    checked = [{**asdict(row), "difference_percent": _percent(row)} for row in rows]
-    return {**plan_document(plan), "check": checked}
+    rows = [{**asdict(row), "difference_percent": _percent(row)} for row in checked.rows]
+    return {**plan_document(checked.plan), "log_model": checked.log_model, "check": rows}
 
 
 def overview_document(rows: Sequence[OverviewRow]) -> dict[str, Any]:

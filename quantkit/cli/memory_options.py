@@ -92,4 +92,8 @@ ConcurrencyOption = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--concurrency", metavar="N", help="Requests of that length at once, which must fit."),
 ]
+MaxRequestsOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--max-running-requests", metavar="N", help="As SGLang is started; its table of tokens grows."),
+]
 OvercommitOption = Annotated[bool, typer.Option("--allow-overcommit", help="Exit 0 and warn where it does not fit.")]

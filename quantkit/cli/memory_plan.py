@@ -37,6 +37,7 @@ def memory_plan(
     enforce_eager: mem.EagerOption = False,
     context: mem.ContextOption = None,
     concurrency: mem.ConcurrencyOption = None,
+    max_running_requests: mem.MaxRequestsOption = None,
     check: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--check", metavar="LOG", help="Compare with the start-up log of an engine; it tells the flags."),
@@ -55,7 +56,7 @@ def memory_plan(
 
     Example: quantkit memory-plan glm-5.2 --to int4 --tp 8 --gpu h200 --kv-dtype fp8
     """
-    from quantkit.cli.memory_request import MemoryOptions
+    from quantkit.cli.memory_request import MemoryOptions, in_our_words
     from quantkit.cli.show_memory import MemoryOutput, show_memory
 
     options = MemoryOptions(
@@ -79,6 +80,7 @@ def memory_plan(
         enforce_eager=enforce_eager,
         context=context,
         concurrency=concurrency,
+        max_running_requests=max_running_requests,
     )
     output = MemoryOutput(html=html, as_json=as_json, allow_overcommit=allow_overcommit)
-    show_memory(model, options, output, compare=compare, check=check)
+    show_memory(model, in_our_words(options), output, compare=compare, check=check)

@@ -7,8 +7,8 @@ from typing import Any
 
 from quantkit.engines.parallel import ENGINES, Parallel
 from quantkit.errors import QuantkitError, UsageError
-from quantkit.memory.budget import FRACTION_OPTIONS, ROLES
-from quantkit.memory.check import Comparison, compare_with_log, request_of_log
+from quantkit.memory.budget import FRACTION_OPTIONS, POOL_ROLES
+from quantkit.memory.check import Comparison, compare_with_log, model_of_log, request_of_log
 from quantkit.memory.engine_log import read_engine_log
 from quantkit.memory.gpus import DEFAULT_GPU, gpu_named
 from quantkit.memory.kv_cache import KvDtype, KvLayout
@@ -16,11 +16,8 @@ from quantkit.memory.make import make_memory_plan
 from quantkit.memory.model import Model
 from quantkit.memory.plan import MemoryPlan, MemoryRequest
 from quantkit.memory.resolve import recipe_model
-from quantkit.memory.scheme import FORMATS, Format, Scheme
+from quantkit.memory.scheme import FORMATS, GROUP_SIZES, Format, Scheme
 from quantkit.recipe_files import recipe_summaries
-
-GROUP_SIZES = (32, 64, 128)
-DEFAULT_GROUP_SIZE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +44,7 @@ class MemoryOptions:
     enforce_eager: bool = False
     context: int | None = None
     concurrency: int | None = None
+    max_running_requests: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +55,26 @@ class OverviewRow:
     published: MemoryPlan | None
     int4: MemoryPlan | None
     problem: str = ""
+
+
+_ALIASES = {"fp8_e4m3": "fp8", "fp8_ds_mla": "fp8", "bfloat16": "bf16"}
+
+
+def in_our_words(options: MemoryOptions) -> MemoryOptions:
+    """Words in lower case, and the engines' names of KV dtypes as ours."""
+
+    def lower(word: str | None) -> str | None:
+        return None if word is None else _ALIASES.get(word.lower(), word.lower())
+
+    return replace(
+        options,
+        scheme=lower(options.scheme),
+        rest=lower(options.rest),
+        engine=lower(options.engine),
+        role=lower(options.role),
+        kv_dtype=lower(options.kv_dtype),
+        kv_layout=lower(options.kv_layout),
+    )
 
 
 def request_of(options: MemoryOptions, model: Model, scheme: str | None) -> MemoryRequest:
@@ -78,11 +96,12 @@ def request_of(options: MemoryOptions, model: Model, scheme: str | None) -> Memo
         fraction=options.mem_fraction_static if engine == "sglang" else options.gpu_memory_utilization,
         kv_dtype=None if options.kv_dtype is None else KvDtype(options.kv_dtype),
         kv_layout=None if options.kv_layout is None else KvLayout(options.kv_layout),
-        role=next(role for role in ROLES if role == (options.role or "both")),
+        role=next(role for role in POOL_ROLES if role == (options.role or "both")),
         with_mtp=options.with_mtp,
         is_eager=options.enforce_eager,
         context=options.context,
         concurrency=options.concurrency,
+        max_running_requests=options.max_running_requests,
     )
 
 
@@ -94,10 +113,12 @@ def scheme_of_words(options: MemoryOptions, model: Model, word: str | None) -> S
         return None
     experts: Format = next(name for name in FORMATS if name == word)
     if experts != "int4":
+        if options.group_size is not None or options.rest is not None:
+            raise UsageError(f"--group-size and --rest speak of INT4, not of {word}", remedy="leave them out")
         return Scheme(experts=experts, rest="fp8" if experts == "fp8" else "bf16")
     own = model.scheme
     rest = options.rest or (own.rest if own.experts == "int4" else "bf16")
-    group_size = options.group_size or own.group_size or DEFAULT_GROUP_SIZE
+    group_size = options.group_size or own.group_size or model.int4_group_size
     return Scheme(experts="int4", rest="fp8" if rest == "fp8" else "bf16", group_size=group_size)
 
 
@@ -117,16 +138,25 @@ def plan_comparison(options: MemoryOptions, model: Model, words: str) -> tuple[M
     return first, second
 
 
-def plan_checked(options: MemoryOptions, model: Model, log_path: Path) -> tuple[MemoryPlan, tuple[Comparison, ...]]:
-    """The plan of the server that wrote a log, and both side by side."""
+@dataclass(frozen=True, kw_only=True)
+class CheckedPlan:
+    """The plan of the server that wrote a log, and both side by side; ``log_model``: the name that it logged."""
+
+    plan: MemoryPlan
+    log_model: str
+    rows: tuple[Comparison, ...]
+
+
+def plan_checked(options: MemoryOptions, model: Model, log_path: Path) -> CheckedPlan:
+    """The log tells what the options leave open: engine, sizes, fraction, context, KV dtype, role, speculation."""
     log = read_engine_log(log_path)
-    names = ("tp", "ep", "pp", "dp_attention", "dcp", "engine", "kv_dtype", "context")
+    names = ("tp", "ep", "pp", "dp_attention", "dcp", "engine", "role", "kv_dtype", "context")
     given = {name for name in names if getattr(options, name) is not None}
     if options.mem_fraction_static is not None or options.gpu_memory_utilization is not None:
         given.add("fraction")
     request = request_of(options, model, options.scheme)
     plan = make_memory_plan(model, request_of_log(log, request, frozenset(given)))
-    return plan, compare_with_log(plan, log)
+    return CheckedPlan(plan=plan, log_model=model_of_log(log), rows=compare_with_log(plan, log))
 
 
 def plan_overview(options: MemoryOptions) -> tuple[OverviewRow, ...]:
@@ -151,7 +181,7 @@ def _check_words(options: MemoryOptions) -> None:
         "--scheme": (options.scheme, FORMATS),
         "--rest": (options.rest, ("bf16", "fp8")),
         "--engine": (options.engine, ENGINES),
-        "--role": (options.role, ROLES),
+        "--role": (options.role, POOL_ROLES),
         "--kv-dtype": (options.kv_dtype, tuple(KvDtype)),
         "--kv-layout": (options.kv_layout, tuple(KvLayout)),
         "--group-size": (options.group_size, GROUP_SIZES),
@@ -159,10 +189,17 @@ def _check_words(options: MemoryOptions) -> None:
     for option, (value, words) in known.items():
         if value is not None and value not in words:
             raise UsageError(f"{option} {value} is not known", remedy=f"choose {', '.join(map(str, words))}")
-    for option, count in (("--context", options.context), ("--concurrency", options.concurrency)):
+    counts = {
+        "--context": options.context,
+        "--concurrency": options.concurrency,
+        "--max-running-requests": options.max_running_requests,
+    }
+    for option, count in counts.items():
         if count is not None and not 1 <= count <= 10**9:
             raise UsageError(f"{option} {count} is no count", remedy="give a number from 1")
     engine = options.engine or "sglang"
+    if engine == "vllm" and options.role not in (None, "both"):
+        raise UsageError("--role is known for sglang only", remedy="leave --role out")
     other, value = (
         ("vllm", options.gpu_memory_utilization) if engine == "sglang" else ("sglang", options.mem_fraction_static)
     )

@@ -43,20 +43,25 @@ def show_memory(
     model = resolve_model(name)
     if model is None:
         if compare is not None or check is not None or output.html is not None:
-            raise UsageError("there is no checkpoint here", remedy="name a MODEL")
+            raise UsageError(
+                "there is no checkpoint here, and the overview is not compared, checked or drawn",
+                remedy="name a MODEL",
+            )
+        if options.scheme is not None or options.group_size is not None or options.rest is not None:
+            raise UsageError("the overview shows every recipe as published and as INT4", remedy="name a MODEL")
         _show_overview(plan_overview(options), output)
         return
     if compare is not None:
         plans = plan_comparison(options, model, compare)
         _finish(documents.comparison_document(*plans), plans, output, lambda: _show_comparison(*plans))
     elif check is not None:
-        plan, rows = plan_checked(options, model, check)
+        checked = plan_checked(options, model, check)
 
         def show() -> None:
-            _show_plan(plan)
-            _show_check(rows)
+            _show_plan(checked.plan)
+            _show_check(checked.rows, checked.log_model)
 
-        _finish(documents.check_document(plan, rows), (plan,), output, show)
+        _finish(documents.check_document(checked), (checked.plan,), output, show)
     else:
         plan = plan_one(options, model)
         _finish(documents.plan_document(plan), (plan,), output, lambda: _show_plan(plan))
@@ -135,7 +140,7 @@ def _weight_rows(stage: StagePlan) -> list[list[str]]:
 
 
 def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f}"
+    return "<0.01" if 0 < num_bytes < 2**30 / 200 else f"{num_bytes / 2**30:.2f}"
 
 
 def _memory_rows(plan: MemoryPlan, stage: StagePlan) -> list[list[str]]:
@@ -145,7 +150,8 @@ def _memory_rows(plan: MemoryPlan, stage: StagePlan) -> list[list[str]]:
     whose = "its default" if budget.is_default else "as given"
     return [
         ["weights", f"{stage.weights_gib:.2f} GiB", "", "of the checkpoint"],
-        ["copies", f"{stage.copies_gib:.2f} GiB", "", "kv_b_proj in BF16, as latent attention wants it"],
+        ["copies", f"{stage.copies_gib:.2f} GiB", "", _what_is_copied(plan, stage)],
+        ["buffers", f"{stage.buffers.mid:.2f} GiB", _span(stage.buffers), "logged beside weights and copies"],
         ["load peak", f"{stage.load_peak_gib:.2f} GiB", "", "weights and the layer being repacked, or the copies"],
         ["KV a token", f"{float(stage.cell.num_bytes):,.10g} B", "", stage.cell.formula],
         [
@@ -161,7 +167,7 @@ def _memory_rows(plan: MemoryPlan, stage: StagePlan) -> list[list[str]]:
             "requests",
             f"{mid // demand.context:,}",
             f"{low // demand.context:,} to {high // demand.context:,}",
-            f"of {demand.context:,} tokens at once, on one attention replica",
+            f"of {demand.context:,} tokens at once{_on_all_replicas(plan)}",
         ],
         [
             "overhead",
@@ -173,18 +179,36 @@ def _memory_rows(plan: MemoryPlan, stage: StagePlan) -> list[list[str]]:
     ]
 
 
+def _what_is_copied(plan: MemoryPlan, stage: StagePlan) -> str:
+    if not stage.copies_gib:
+        return ""
+    gathered = ", and what gathers queries over DCP" if plan.request.parallel.dcp > 1 else ""
+    return f"kv_b_proj in BF16, as latent attention wants it{gathered}"
+
+
+def _on_all_replicas(plan: MemoryPlan) -> str:
+    replicas = plan.request.parallel.dp_attention
+    if replicas == 1:
+        return ""
+    tokens = plan.num_tokens[1] * replicas
+    return f" on a replica; {plan.requests_at_context:,} on all {replicas}, {tokens:,} tokens in all"
+
+
 def _span(band: Band) -> str:
     return f"{band.low:.2f} to {band.high:.2f}"
 
 
-def _show_check(rows: Sequence[Comparison]) -> None:
+def _show_check(rows: Sequence[Comparison], log_model: str) -> None:
     table = []
     for row in rows:
         digits = 0 if row.unit in ("tokens", "B") else 3
         planned = "-" if row.planned is None else f"{row.planned:,.{digits}f}"
         percent = "-" if row.difference_percent is None else f"{row.difference_percent:+.2f}%"
         table.append([row.name, row.unit, planned, f"{row.measured:,.{digits}f}", percent, str(row.line)])
-    render.show_table("Against the log", ["figure", "unit", "planned", "measured", "difference", "line"], table)
+    served = f" of {log_model}" if log_model else ""
+    render.show_table(
+        f"Against the log{served}", ["figure", "unit", "planned", "measured", "difference", "line"], table
+    )
 
 
 def _show_comparison(first: MemoryPlan, second: MemoryPlan) -> None:
@@ -233,7 +257,7 @@ def _show_overview(rows: Sequence[OverviewRow], output: MemoryOutput) -> None:
             if plan is None:
                 cells += ["-", "-", "-"]
                 continue
-            stage = min(plan.stages, key=lambda stage: stage.num_tokens[1])
+            stage = plan.tightest
             cells += [f"{stage.weights_gib:.2f}", f"{plan.num_tokens[1]:,}", plan.verdict.value]
         cell = next((plan.stages[0].cell for plan in (row.int4, row.published) if plan is not None), None)
         table.append([*cells, "-" if cell is None else f"{float(cell.num_bytes):,.10g} B"])
@@ -242,7 +266,7 @@ def _show_overview(rows: Sequence[OverviewRow], output: MemoryOutput) -> None:
         request = plan.request
         render.show_line(
             f"Every recipe on {request.parallel.num_gpus} x {request.gpu.title}, {request.engine}, "
-            f"{request.parallel.flags(request.engine)}; GiB and tokens a rank\n"
+            f"{request.parallel.flags(request.engine)}; GiB and tokens a rank, contexts as the models allow\n"
         )
     columns = ["recipe", "published", "tokens", "verdict", "INT4", "tokens", "verdict", "KV a token"]
     render.show_table("Recipes", columns, table)

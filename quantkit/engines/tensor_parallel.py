@@ -109,11 +109,14 @@ def split_verdict(
 ) -> TpVerdict:
     """Whether an engine serves a checkpoint split this way; 'unknown' for a family whose classes were not read."""
     tp = parallel.tp
+    problem = _size_problem(parallel, family.num_layers(config) if parallel.pp > 1 else 1, engine)
+    if problem:
+        return TpVerdict(tp=tp, engine=engine, status="refused", reason=problem)
     if family.name not in _ENGINE_RULES_KNOWN:
         reason = f"how engines split the family {family.name!r} is not known"
         return TpVerdict(tp=tp, engine=engine, status="unknown", reason=reason)
     shape = _shape(family, config)
-    problem = _parallel_problem(shape, parallel, engine)
+    problem = _attention_problem(shape, parallel, engine)
     if problem:
         return TpVerdict(tp=tp, engine=engine, status="refused", reason=problem)
     shares = shares_of(parallel, engine, family=family.name, num_kv_heads=shape.key_heads)
@@ -153,9 +156,9 @@ def _head_rows(text: Config) -> tuple[int, ...]:
     return nope + rope, nope + value, value
 
 
-def _parallel_problem(shape: _Shape, parallel: Parallel, engine: EngineName) -> str:
-    """What stands against the sizes themselves, or nothing."""
-    tp, ep, attention = parallel.tp, parallel.ep, parallel.attention_tp
+def _size_problem(parallel: Parallel, num_layers: int, engine: EngineName) -> str:
+    """What stands against the sizes themselves, whatever the model's classes, or nothing."""
+    tp, ep = parallel.tp, parallel.ep
     checks = (
         (tp % parallel.dp_attention, f"{parallel.dp_attention} attention replicas do not divide TP {tp}"),
         (tp % ep, f"EP {ep} does not divide TP {tp}"),
@@ -163,21 +166,27 @@ def _parallel_problem(shape: _Shape, parallel: Parallel, engine: EngineName) -> 
             engine == "vllm" and ep not in (1, tp),
             f"vLLM deals experts out to all {tp} ranks or to none, so EP is 1 or {tp}, not {ep}",
         ),
-        (parallel.pp > shape.num_layers, f"{shape.num_layers} layers do not fill {parallel.pp} pipeline stages"),
-        (shape.heads % attention, f"{shape.heads} attention heads do not divide by {attention}"),
+        (parallel.pp > num_layers, f"{num_layers} layers do not fill {parallel.pp} pipeline stages"),
         (
-            shape.key_heads % attention and attention % shape.key_heads,
-            f"{shape.key_heads} key-value heads can be neither split nor repeated over {attention} ranks",
+            parallel.attention_tp % parallel.dcp,
+            f"DCP {parallel.dcp} does not divide the {parallel.attention_tp} ranks that share attention",
         ),
     )
-    problem = next((text for is_bad, text in checks if is_bad), "")
-    return problem or (_dcp_problem(shape, parallel, engine) if parallel.dcp > 1 else "")
+    return next((text for is_bad, text in checks if is_bad), "")
+
+
+def _attention_problem(shape: _Shape, parallel: Parallel, engine: EngineName) -> str:
+    """What stands against the split of heads, or nothing."""
+    attention = parallel.attention_tp
+    if shape.heads % attention:
+        return f"{shape.heads} attention heads do not divide by {attention}"
+    if shape.key_heads % attention and attention % shape.key_heads:
+        return f"{shape.key_heads} key-value heads can be neither split nor repeated over {attention} ranks"
+    return _dcp_problem(shape, parallel, engine) if parallel.dcp > 1 else ""
 
 
 def _dcp_problem(shape: _Shape, parallel: Parallel, engine: EngineName) -> str:
     attention, dcp = parallel.attention_tp, parallel.dcp
-    if attention % dcp:
-        return f"DCP {dcp} does not divide the {attention} ranks that share attention"
     if shape.head_rows:
         return ""
     if engine == "sglang":

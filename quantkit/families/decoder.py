@@ -122,7 +122,7 @@ def mtp(config: Config, prefix: str) -> Iterator[ExpectedTensor]:
 def is_sparse(config: Config, layer: int) -> bool:
     """Whether a layer has routed experts; MTP layers always do."""
     num_layers = integer(config, "num_hidden_layers")
-    if not integer(config, "n_routed_experts", 0):
+    if not integer(config, "n_routed_experts"):
         return False
     if layer >= num_layers:
         return True

@@ -9,11 +9,10 @@ from quantkit.memory.gpus import GPUS
 from quantkit.memory.kv_cache import KvDtype
 from quantkit.memory.model import Model
 from quantkit.memory.plan import MemoryPlan, MemoryRequest, Verdict
-from quantkit.memory.scheme import Scheme
+from quantkit.memory.scheme import GROUP_SIZES, Scheme
 from quantkit.memory.split import legal_tp_sizes
 
 Make = Callable[..., MemoryPlan]
-GROUP_SIZES = (32, 64, 128)
 _RANK = {Verdict.FITS: 0, Verdict.TIGHT: 1, Verdict.DOES_NOT_FIT: 2}
 
 
@@ -42,6 +41,7 @@ def _changes(model: Model, plan: MemoryPlan) -> Iterator[tuple[str, MemoryReques
     for tp in larger[:2]:
         ep = tp if request.parallel.ep == request.parallel.tp else request.parallel.ep
         yield f"--tp {tp}", replace(request, parallel=replace(request.parallel, tp=tp, ep=ep))
+    yield from _split_changes(request)
     yield from _demand_changes(plan)
     option = FRACTION_OPTIONS[request.engine]
     for fraction in (0.85, 0.9, 0.92, 0.94, 0.96):
@@ -49,6 +49,18 @@ def _changes(model: Model, plan: MemoryPlan) -> Iterator[tuple[str, MemoryReques
     for gpu in GPUS.values():
         if gpu.total_gib > request.gpu.total_gib and gpu.architecture.is_amd == request.gpu.architecture.is_amd:
             yield f"--gpu {gpu.name}", replace(request, gpu=gpu)
+
+
+def _split_changes(request: MemoryRequest) -> Iterator[tuple[str, MemoryRequest]]:
+    """On as many GPUs, or on twice as many; what the engine refuses falls out."""
+    parallel = request.parallel
+    if parallel.dp_attention == 1 and parallel.tp > 1:
+        changed = replace(parallel, dp_attention=parallel.tp, ep=parallel.tp)
+        yield f"--dp-attention {parallel.tp} --ep {parallel.tp}", replace(request, parallel=changed)
+    if parallel.dcp == 1 and parallel.attention_tp > 1:
+        changed = replace(parallel, dcp=parallel.attention_tp)
+        yield f"--dcp {parallel.attention_tp}", replace(request, parallel=changed)
+    yield f"--pp {2 * parallel.pp}", replace(request, parallel=replace(parallel, pp=2 * parallel.pp))
 
 
 def _scheme_changes(model: Model, request: MemoryRequest, scheme: Scheme) -> Iterator[tuple[str, MemoryRequest]]:
@@ -60,7 +72,10 @@ def _scheme_changes(model: Model, request: MemoryRequest, scheme: Scheme) -> Ite
             yield words, replace(request, scheme=int4, kv_dtype=KvDtype.FP8)
         return
     if scheme.rest == "bf16" and model.form.int4_group_size is None:
-        yield "the rest in FP8 (--rest fp8)", replace(request, scheme=replace(scheme, rest="fp8"))
+        yield (
+            "the rest in FP8 (--rest fp8, which convert does not write yet)",
+            replace(request, scheme=replace(scheme, rest="fp8")),
+        )
     for group_size in GROUP_SIZES:
         if scheme.group_size is not None and group_size > scheme.group_size:
             yield f"--group-size {group_size}", replace(request, scheme=replace(scheme, group_size=group_size))
@@ -71,7 +86,7 @@ def _demand_changes(plan: MemoryPlan) -> Iterator[tuple[str, MemoryRequest]]:
     fitting = plan.num_tokens[0] // demand.context * request.parallel.dp_attention
     if 0 < fitting < (request.concurrency or 1):
         yield f"fewer requests (--concurrency {fitting})", replace(request, concurrency=fitting)
-    context = plan.num_tokens[0] // demand.concurrency // 1024 * 1024
+    context = plan.num_tokens[0] // demand.per_replica // 1024 * 1024
     if 0 < context < demand.context:
         yield f"a shorter context (--context {context})", replace(request, context=context)
     if demand.tokens == 0 and demand.context > 131_072:

@@ -11,11 +11,9 @@ from quantkit.engines.parallel import EngineName, Parallel
 from quantkit.errors import UsageError
 from quantkit.memory.gpus import Gpu
 
-Role = Literal["both", "prefill", "decode"]
-ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
+PoolRole = Literal["both", "prefill", "decode"]
+POOL_ROLES: tuple[PoolRole, ...] = ("both", "prefill", "decode")
 MIB_PER_GIB = 1024
-# logged weights of five servers less the planned ones (absorbed copies counted): quantization buffers, workspaces
-BUFFERS_GIB = (0.05, 0.35, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +27,9 @@ class Band:
     def __add__(self, other: "Band") -> "Band":
         return Band(low=self.low + other.low, mid=self.mid + other.mid, high=self.high + other.high)
 
-    def rounded(self) -> tuple[float, float]:
-        return round(self.low, 3), round(self.high, 3)
 
-
-BUFFERS = Band(low=BUFFERS_GIB[0], mid=BUFFERS_GIB[1], high=BUFFERS_GIB[2])
+# logged weights less the planned ones (absorbed copies counted): quantization buffers, workspaces
+BUFFERS = Band(low=0.05, mid=0.35, high=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +38,7 @@ class Server:
 
     ``role``: of a pool in disaggregated serving, or ``both``. ``is_eager``: without CUDA graphs. ``uses_aiter``: AMD's
     attention kernels. ``vision_complexity``: a vision tower's layers x hidden^2, in those of ViT-L.
+    ``concurrency``: what an attention replica is asked for; ``max_running_requests``: of the server, where it is given.
     """
 
     engine: EngineName
@@ -50,11 +47,13 @@ class Server:
     context: int
     is_latent: bool
     fraction: float | None = None
-    role: Role = "both"
+    role: PoolRole = "both"
     is_eager: bool = False
     with_mtp: bool = False
     uses_aiter: bool = False
     vision_complexity: float | None = None
+    concurrency: int = 1
+    max_running_requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

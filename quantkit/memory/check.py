@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from quantkit.errors import UsageError
+from quantkit.memory.budget import POOL_ROLES
 from quantkit.memory.engine_log import EngineLog
 from quantkit.memory.gpus import Gpu
 from quantkit.memory.kv_cache import KvDtype
@@ -44,11 +45,25 @@ def request_of_log(log: EngineLog, request: MemoryRequest, given: frozenset[str]
         found = replace(found, fraction=float(values["fraction"]))
     if "context" in values and "context" not in given:
         found = replace(found, context=int(values["context"]))
+    # the number is a replica's where the server chose it, and the server's where it was told
+    if "max_running_requests" in values and found.parallel.dp_attention == 1 and log.engine == "sglang":
+        found = replace(found, max_running_requests=int(values["max_running_requests"]))
     name = str(values.get("kv_dtype", "")).lower()
     dtype = next((dtype for word, dtype in _KV_DTYPES.items() if word in name), None)
     if dtype is not None and "kv_dtype" not in given:
         found = replace(found, kv_dtype=dtype)
-    return found
+    if "role" not in given:
+        found = replace(found, role=next((role for role in POOL_ROLES if role == values.get("role")), found.role))
+    return replace(
+        found,
+        with_mtp=found.with_mtp or "speculation" in values,
+        is_eager=found.is_eager or "is_eager" in values,
+    )
+
+
+def model_of_log(log: EngineLog) -> str:
+    """What the server calls the model that it serves; nothing where the log does not say."""
+    return str(log.values["model"].value) if "model" in log.values else ""
 
 
 def compare_with_log(plan: MemoryPlan, log: EngineLog) -> tuple[Comparison, ...]:
@@ -63,9 +78,9 @@ def compare_with_log(plan: MemoryPlan, log: EngineLog) -> tuple[Comparison, ...]
 
 
 def _planned(plan: MemoryPlan) -> Iterator[tuple[str, str, str, float | None]]:
-    stage = min(plan.stages, key=lambda stage: stage.num_tokens[1])
+    stage = plan.tightest
     gpu: Gpu = plan.request.gpu
-    yield "weights_gib", "weights", "GiB", stage.weights_gib + stage.copies_gib
+    yield "weights_gib", "weights and copies", "GiB", stage.weights_gib + stage.copies_gib
     yield "free_before_load_gib", "free before loading", "GiB", gpu.free_before_load_gib
     yield "free_after_load_gib", "free after loading", "GiB", gpu.free_before_load_gib - stage.loaded.mid
     yield "kv_pool_gib", "KV pool", "GiB", stage.budget.pool.mid
@@ -85,7 +100,7 @@ def _derived(plan: MemoryPlan, log: EngineLog) -> Iterator[Comparison]:
     pool, tokens = log.values["kv_pool_gib"], log.values["kv_tokens"]
     if not float(tokens.value):
         return
-    stage = min(plan.stages, key=lambda stage: stage.num_tokens[1])
+    stage = plan.tightest
     yield Comparison(
         name="KV bytes per token",
         unit="B",

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from quantkit.engines.parallel import EngineName
 from quantkit.errors import SourceError
+from quantkit.memory.engine_log_lines import ARGUMENT_PATTERNS, ARGUMENTS, INTEGER_KEYS, NUMBER, NUMBERS, WORD_KEYS
 
 MAX_LOG_BYTES = 256 << 20
 _MAX_LINE_BYTES = 1 << 20
@@ -20,8 +21,6 @@ _MAX_TEXT = 200
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _SGLANG_PREFIX = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?((?: [A-Z_]+\d+)*)\]")
 _ENGINE_CORE = re.compile(r"\((EngineCore\w*)")
-_NUMBER = r"(-?\d{1,12}(?:\.\d{1,20})?)"
-_COUNT = r"(\d[\d,]{0,18})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,76 +40,6 @@ class EngineLog:
     values: Mapping[str, LoggedValue]
 
 
-@dataclass(frozen=True, slots=True)
-class _Number:
-    """A line with ``marker`` tells ``key`` wherever ``pattern`` matches."""
-
-    engine: EngineName
-    marker: str
-    key: str
-    pattern: str
-
-
-_NUMBERS: tuple[_Number, ...] = (
-    _Number("sglang", "Load weight begin", "free_before_load_gib", rf"avail mem={_NUMBER} GB"),
-    _Number("sglang", "Load weight end", "free_after_load_gib", rf"avail mem={_NUMBER} GB"),
-    _Number("sglang", "Load weight end", "weights_gib", rf"mem usage={_NUMBER} GB"),
-    _Number("sglang", "KV Cache is allocated", "kv_tokens", rf"#tokens: {_COUNT}"),
-    _Number("sglang", "KV Cache is allocated", "kv_pool_gib", rf"\b(?:KV|K|V) size: {_NUMBER} GB"),
-    _Number("sglang", "KV cache allocated", "kv_tokens", rf"#tokens: {_COUNT}"),
-    _Number("sglang", "KV cache allocated", "kv_pool_gib", rf"\bKV size: {_NUMBER} GB"),
-    _Number("sglang", "graph end", "graph_gib", rf"mem usage={_NUMBER} GB"),
-    _Number("sglang", "max_total_num_tokens=", "kv_tokens", rf"\bmax_total_num_tokens={_COUNT}"),
-    _Number("sglang", "max_total_num_tokens=", "max_running_requests", rf"\bmax_running_requests={_COUNT}"),
-    _Number("sglang", "max_total_num_tokens=", "context", rf"\bcontext_len={_COUNT}"),
-    _Number("vllm", "Model loading took", "weights_gib", rf"took {_NUMBER} Gi?B"),
-    _Number("vllm", "Loading model weights took", "weights_gib", rf"took {_NUMBER} Gi?B"),
-    _Number("vllm", "model weights take", "weights_gib", rf"model weights take {_NUMBER} ?GiB"),
-    _Number("vllm", "Initial free memory", "free_before_load_gib", rf"Initial free memory:? {_NUMBER} GiB"),
-    _Number("vllm", "Available KV cache memory", "kv_pool_gib", rf"KV cache memory: {_NUMBER} GiB"),
-    _Number("vllm", "memory for KV Cache", "kv_pool_gib", rf"reserved {_NUMBER} GiB memory for KV Cache"),
-    _Number("vllm", "reserved for KV Cache is", "kv_pool_gib", rf"reserved for KV Cache is {_NUMBER} ?GiB"),
-    _Number("vllm", "KV cache memory reduced", "kv_pool_gib", rf"reduced to {_NUMBER} GiB"),
-    _Number("vllm", "KV cache size: ", "kv_tokens", rf"KV cache size: {_COUNT} tokens"),
-    _Number("vllm", "Maximum concurrency for", "context", rf"concurrency for {_COUNT} tokens per request"),
-    _Number("vllm", "Graph capturing finished", "graph_gib", rf"took {_NUMBER} GiB"),
-    _Number("vllm", "--gpu-memory-utilization", "fraction", rf"--gpu-memory-utilization(?:=| from ){_NUMBER}"),
-    _Number("vllm", "gpu_memory_utilization (", "fraction", rf"gpu_memory_utilization \({_NUMBER}\)"),
-)
-_INTEGER_KEYS = frozenset({"kv_tokens", "tp", "pp", "dp", "ep", "dcp", "max_running_requests", "context"})
-
-_ARGUMENTS: Mapping[EngineName, Mapping[str, str]] = {
-    "sglang": {
-        "model_path": "model",
-        "tp_size": "tp",
-        "pp_size": "pp",
-        "dp_size": "dp",
-        "attn_dp_size": "dp",
-        "ep_size": "ep",
-        "dcp_size": "dcp",
-        "mem_fraction_static": "fraction",
-        "max_running_requests": "max_running_requests",
-        "context_length": "context",
-        "kv_cache_dtype": "kv_dtype",
-    },
-    "vllm": {
-        "model": "model",
-        "tensor_parallel_size": "tp",
-        "pipeline_parallel_size": "pp",
-        "data_parallel_size": "dp",
-        "decode_context_parallel_size": "dcp",
-        "gpu_memory_utilization": "fraction",
-        "max_num_seqs": "max_running_requests",
-        "max_model_len": "context",
-        "max_seq_len": "context",
-        "kv_cache_dtype": "kv_dtype",
-        "enable_expert_parallel": "is_expert_parallel",
-    },
-}
-_ARGUMENT_PATTERNS = {
-    engine: re.compile(rf"""\b({"|".join(names)})['"]?\s*[=:]\s*('[^']*'|"[^"]*"|[^\s,)}}\]]+)""")
-    for engine, names in _ARGUMENTS.items()
-}
 _ENGINE_STARTS = "LLM engine (v"  # one line for each engine of data parallelism
 _OPENING_MARKERS: Mapping[str, EngineName] = {
     "server_args=": "sglang",
@@ -128,7 +57,7 @@ _LOGO_VERSION = re.compile("\u2588\\s+version\\s+\\d")
 _MODEL = re.compile("(?:vLLM server version \\S+, serving model|\u2588\\s+model)\\s+(\\S+)")
 _POOL_DTYPE = re.compile(r"KV [Cc]ache (?:is )?allocated\. dtype: (?:torch\.)?(\w+)")
 _CACHE_FORMAT = re.compile(r"Using (\w+) KV cache format for")
-_MARKERS = [*(number.marker for number in _NUMBERS), *_OPENING_MARKERS, *_ARGUMENT_MARKERS]
+_MARKERS = [*(number.marker for number in NUMBERS), *_OPENING_MARKERS, *_ARGUMENT_MARKERS]
 _RELEVANT = re.compile("|".join(map(re.escape, [*_MARKERS, "\u2588", "KV cache format for"])))
 
 
@@ -215,12 +144,15 @@ def _read_line(starts: list[_Start], line: int, text: str) -> None:
         if marker in text:
             start = _engine_start(starts, text) if marker == _ENGINE_STARTS else _start(starts, engine)
             start.asked |= {key: logged(value) for key, value in _arguments(engine, text).items()}
-    for number in _NUMBERS:
+    for number in NUMBERS:
         if number.marker in text and (matches := re.findall(number.pattern, text)):
             # SGLang's target and draft worker of one rank add up; what vLLM says twice of a rank does not
             prefix = _SGLANG_PREFIX.search(text)
             rank = str(line) if number.engine == "vllm" else prefix[1] if prefix else ""
-            of_rank = _start(starts, number.engine).numbers.setdefault(number.key, {}).setdefault(rank, [])
+            numbers = _start(starts, number.engine).numbers
+            if number.key == "free_after_load_gib" and rank in numbers.get("kv_pool_gib", {}):
+                continue  # a draft that is loaded when the pool is there already
+            of_rank = numbers.setdefault(number.key, {}).setdefault(rank, [])
             of_rank += (logged(float(match.replace(",", ""))) for match in matches)
     if starts:
         _read_names(starts[-1], text, logged)
@@ -253,16 +185,16 @@ def _engine_start(starts: list[_Start], text: str) -> _Start:
 def _arguments(engine: EngineName, text: str) -> dict[str, float | int | str]:
     """What the text of a dictionary, a dataclass or a Namespace says; None is left out."""
     written: dict[str, str] = {}
-    for name, value in _ARGUMENT_PATTERNS[engine].findall(text):
+    for name, value in ARGUMENT_PATTERNS[engine].findall(text):
         written.setdefault(name, value.strip("'\""))
     found: dict[str, float | int | str] = {}
     for name, value in written.items():
-        key = _ARGUMENTS[engine][name]
-        if key in _INTEGER_KEYS and re.fullmatch(r"\d{1,18}", value):
+        key = ARGUMENTS[engine][name]
+        if key in INTEGER_KEYS and re.fullmatch(r"\d{1,18}", value):
             found[key] = max(int(value), int(found.get(key, 0)))  # of SGLang's two dp sizes one is 1
-        elif key == "fraction" and re.fullmatch(_NUMBER, value):
+        elif key == "fraction" and re.fullmatch(NUMBER, value):
             found[key] = float(value)
-        elif key in {"model", "kv_dtype", "is_expert_parallel"} and value not in {"", "None", "False"}:
+        elif key in WORD_KEYS and value not in {"", "None", "False", "null"}:
             found[key] = value
     return found
 
@@ -294,6 +226,6 @@ def _values(start: _Start) -> dict[str, LoggedValue]:
         totals = []
         for logged in ranks.values():
             total = of_rank([float(one.value) for one in logged])
-            totals.append(replace(logged[0], value=int(total) if key in _INTEGER_KEYS else round(total, 6)))
+            totals.append(replace(logged[0], value=int(total) if key in INTEGER_KEYS else round(total, 6)))
         values[key] = over_ranks(totals, key=lambda logged: logged.value)
     return values

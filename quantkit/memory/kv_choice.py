@@ -10,7 +10,7 @@ from quantkit.memory.gpus import Architecture
 from quantkit.memory.kv_cache import KvDtype, KvFormat, KvLayout, check_format
 from quantkit.memory.plan import MemoryRequest
 
-_NO_SPARSE = (Architecture.SM80, Architecture.SM89)
+NO_SPARSE_ATTENTION = (Architecture.SM80, Architecture.SM89)
 
 
 def choose_format(shape: KvShape, request: MemoryRequest, *, family: str) -> KvFormat:
@@ -49,7 +49,7 @@ def page_tokens(shape: KvShape, engine: EngineName, architecture: Architecture, 
 
 
 def _check_sparse(architecture: Architecture, dtype: KvDtype | None) -> None:
-    if architecture in _NO_SPARSE:
+    if architecture in NO_SPARSE_ATTENTION:
         raise UsageError(
             f"vLLM has no sparse-attention backend for {architecture}: it refuses this model there",
             remedy="choose another --gpu, or --engine sglang",

@@ -1,8 +1,8 @@
 """The model of a memory plan: its tensors in groups, as they lie or as a scheme would store them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from quantkit.checkpoint.source import Checkpoint, quantization_section
@@ -19,7 +19,11 @@ from quantkit.weights.source_form import SourceForm, source_form
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
-    """``weights_from``: whether headers were counted or a config was taken at its word. ``form``: of the source."""
+    """``weights_from``: whether headers were counted or a config was taken at its word. ``form``: of the source.
+
+    ``int4_group_size``: of a conversion that is given none. ``read_stored`` and ``read_weights`` are called once, when
+    something is asked for that needs them.
+    """
 
     name: str
     config: Mapping[str, Any]
@@ -28,6 +32,8 @@ class Model:
     weights_from: str
     read_stored: Callable[[], tuple[TensorGroup, ...]]
     read_weights: Callable[[], tuple[WeightGroup, ...]]
+    int4_group_size: int = 32
+    _converted: dict[Scheme, tuple[TensorGroup, ...]] = field(default_factory=dict)
 
     @property
     def text_config(self) -> Mapping[str, Any]:
@@ -61,21 +67,26 @@ class Model:
     def tensors(self, scheme: Scheme) -> tuple[TensorGroup, ...]:
         """Stored tensors in a scheme: the real ones where the model is stored so already."""
         if scheme == self.scheme:
-            return self.read_stored()
+            return self._stored
         if self.form.int4_group_size is not None and scheme.experts == "int4" and scheme.rest == self.scheme.rest:
             raise RecipeError(
                 f"{self.name} is INT4 already, in groups of {self.form.int4_group_size}: it is never requantized",
                 remedy=f"leave --group-size out, or give {self.form.int4_group_size}",
             )
-        return _converted(self, scheme)
+        if scheme not in self._converted:
+            self._converted[scheme] = store_converted(self._weights, scheme)
+        return self._converted[scheme]
+
+    @cached_property
+    def _stored(self) -> tuple[TensorGroup, ...]:
+        return self.read_stored()
+
+    @cached_property
+    def _weights(self) -> tuple[WeightGroup, ...]:
+        return self.read_weights()
 
 
-@cache
-def _converted(model: Model, scheme: Scheme) -> tuple[TensorGroup, ...]:
-    return store_converted(model.read_weights(), scheme)
-
-
-def model_from_config(name: str, config: Mapping[str, Any], *, weights_from: str) -> Model:
+def model_from_config(name: str, config: Mapping[str, Any], *, weights_from: str, int4_group_size: int = 32) -> Model:
     """What a published checkpoint of this config most likely holds. Raises SourceError for an unknown family."""
     family = family_of(config)
     if not family.is_known:
@@ -86,13 +97,8 @@ def model_from_config(name: str, config: Mapping[str, Any], *, weights_from: str
         )
     form = source_form(quantization_section(config)[1])
 
-    @cache
     def weights() -> tuple[WeightGroup, ...]:
         return group_expected(family, family.assumed_tensors(config))
-
-    @cache
-    def stored() -> tuple[TensorGroup, ...]:
-        return store_published(weights(), form)
 
     return Model(
         name=name,
@@ -100,8 +106,9 @@ def model_from_config(name: str, config: Mapping[str, Any], *, weights_from: str
         family=family,
         form=form,
         weights_from=weights_from,
-        read_stored=stored,
+        read_stored=lambda: store_published(weights(), form),
         read_weights=weights,
+        int4_group_size=int4_group_size,
     )
 
 
@@ -110,15 +117,10 @@ def model_from_checkpoint(name: str, checkpoint: Checkpoint, *, weights_from: st
     family = family_of(checkpoint.config)
     form = source_form(checkpoint.quantization)
 
-    @cache
     def weights() -> tuple[WeightGroup, ...]:
         binding = bind_weights(checkpoint.tensors, form, family.fused_experts)
         expected = family.expected_tensors(checkpoint.config, root=text_root(binding))
         return group_bound(family, binding.weights, frozenset(tensor.name for tensor in expected if tensor.is_fp8))
-
-    @cache
-    def stored() -> tuple[TensorGroup, ...]:
-        return group_stored(family, checkpoint.tensors)
 
     return Model(
         name=name,
@@ -126,6 +128,6 @@ def model_from_checkpoint(name: str, checkpoint: Checkpoint, *, weights_from: st
         family=family,
         form=form,
         weights_from=weights_from,
-        read_stored=stored,
+        read_stored=lambda: group_stored(family, checkpoint.tensors),
         read_weights=weights,
     )

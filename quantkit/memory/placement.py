@@ -4,6 +4,7 @@ Facts: SGLang 0.5.23 and vLLM 0.33 place the same tensors alike.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
@@ -27,11 +28,32 @@ _VISION_MLP = ("fc0", "fc1")
 _UNCUT_ROLES = frozenset({Role.ROUTER, Role.ROUTER_BIAS, Role.NORM, Role.INDEXER, Role.INDEXER_FIXED})
 
 
-def cut_over(group: TensorGroup, shares: Shares) -> int:
-    """Ranks that the rows or columns of a tensor are cut over; 1 where it stands whole."""
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Bytes of a group on one rank. ``is_replicated``: every rank of the stage holds the same ones, however many."""
+
+    num_bytes: int
+    is_replicated: bool
+
+
+def place_group(group: TensorGroup, shares: Shares) -> Placed:
+    """What does not divide is rounded up, as an engine pads it."""
+    shape, count = list(group.spec.shape), group.count
+    is_expert = group.place.role is Role.ROUTED_EXPERT
+    if is_expert and len(shape) == 3:  # experts in one tensor
+        shape[0] = -(-shape[0] // shares.expert_groups)
+    elif is_expert:
+        count = -(-count // shares.expert_groups)
+    dimension = _cut_dimension(group)
+    if dimension is not None:
+        shape[dimension] = -(-shape[dimension] // _ways(group, shares))
+    num_bytes = count * prod(shape) * group.spec.dtype.num_bytes
+    return Placed(num_bytes, is_replicated=dimension is None and not is_expert)
+
+
+def _ways(group: TensorGroup, shares: Shares) -> int:
+    """Ranks that the rows or columns of a tensor are cut over."""
     module, role = group.place.module, group.place.role
-    if module not in _CUTS or role in _UNCUT_ROLES:
-        return 1
     if role is Role.ATTENTION and module in ("k_proj", "v_proj"):
         return shares.key_heads
     if role is Role.VISION:
@@ -46,28 +68,11 @@ def cut_over(group: TensorGroup, shares: Shares) -> int:
     return by_role.get(role, shares.attention)
 
 
-def rank_bytes(group: TensorGroup, shares: Shares) -> tuple[int, bool]:
-    """Bytes of a group on one rank, and whether every rank holds the same ones.
-
-    What does not divide is rounded up, as an engine pads it.
-    """
-    shape, count = list(group.spec.shape), group.count
-    is_expert = group.place.role is Role.ROUTED_EXPERT
-    if is_expert and len(shape) == 3:  # experts in one tensor
-        shape[0] = -(-shape[0] // shares.expert_groups)
-    elif is_expert:
-        count = -(-count // shares.expert_groups)
-    ways = cut_over(group, shares)
-    dimension = _cut_dimension(group)
-    if ways > 1 and group.has_matrix and dimension is not None:
-        shape[dimension] = -(-shape[dimension] // ways)
-    is_whole = shape == list(group.spec.shape) and count == group.count
-    return count * prod(shape) * group.spec.dtype.num_bytes, is_whole
-
-
 def _cut_dimension(group: TensorGroup) -> int | None:
-    """A bias is cut with the rows and stands whole beside columns."""
-    num_dims = len(group.spec.shape)
-    if _CUTS.get(group.place.module) == "rows":
+    """None for what stands whole. A bias is cut with the rows and stands whole beside columns."""
+    cut, num_dims = _CUTS.get(group.place.module), len(group.spec.shape)
+    if cut is None or group.place.role in _UNCUT_ROLES or not group.has_matrix or num_dims == 0:
+        return None
+    if cut == "rows":
         return -2 if num_dims >= 2 else -1
     return -1 if num_dims >= 2 else None

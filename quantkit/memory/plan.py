@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from quantkit.engines.parallel import EngineName, Parallel
-from quantkit.memory.budget import Band, Budget, Role
+from quantkit.memory.budget import Band, Budget, PoolRole
 from quantkit.memory.gpus import Gpu
 from quantkit.memory.kv_cache import KvCell, KvDtype, KvFormat, KvLayout
 from quantkit.memory.scheme import Scheme
@@ -36,19 +36,24 @@ class MemoryRequest:
     fraction: float | None = None
     kv_dtype: KvDtype | None = None
     kv_layout: KvLayout | None = None
-    role: Role = "both"
+    role: PoolRole = "both"
     with_mtp: bool = False
     is_eager: bool = False
     context: int | None = None
     concurrency: int | None = None
+    max_running_requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What is to be served by one attention replica: ``tokens`` is 0 where nothing was asked for."""
+    """What is to be served: ``concurrency`` requests in all, ``per_replica`` on each attention replica.
+
+    ``tokens``: of a replica; 0 where nothing was asked for.
+    """
 
     context: int
     concurrency: int
+    per_replica: int
     tokens: int
 
 
@@ -67,7 +72,7 @@ class StagePlan:
 
     ``copies_gib``: weights that the engine keeps a second time. ``loaded``: what stands before the pool is made, with
     buffers. ``load_peak_gib``: the most that loading takes. ``num_tokens``: that the pool holds at worst, as expected
-    and at best.
+    and at best. ``free_gib``: beside all that; 0 where there is too little.
     """
 
     stage: Stage
@@ -78,6 +83,7 @@ class StagePlan:
     budget: Budget
     load_peak_gib: float
     num_tokens: tuple[int, int, int]
+    free_gib: float
     segments: tuple[Segment, ...]
 
     @property
@@ -85,9 +91,11 @@ class StagePlan:
         return self.weights.num_bytes / GIB
 
     @property
-    def free_gib(self) -> float:
-        """What is left beside everything else; 0 where there is too little."""
-        return sum(segment.gib for segment in self.segments if segment.kind == "free")
+    def buffers(self) -> Band:
+        """What engines were logged to hold beside weights and copies; nothing where the overhead counts it."""
+        fixed_gib = self.weights_gib + self.copies_gib
+        low, mid, high = (gib - fixed_gib for gib in (self.loaded.low, self.loaded.mid, self.loaded.high))
+        return Band(low=low, mid=mid, high=high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +118,13 @@ class MemoryPlan:
 
     @property
     def requests_at_context(self) -> int:
-        """Requests of the context's length that all replicas hold at once."""
+        """Requests of the context's length that the server holds at once, in all its attention replicas."""
         return self.num_tokens[1] // self.demand.context * self.request.parallel.dp_attention
+
+    @property
+    def tightest(self) -> StagePlan:
+        """The stage whose ranks hold the fewest tokens: the server holds no more."""
+        return min(self.stages, key=lambda stage: stage.num_tokens[1])
 
     @property
     def ranks(self) -> Iterator[tuple[int, StagePlan]]:

@@ -39,7 +39,7 @@ def resolve_model(name: str | None) -> Model | None:
         )
     if "/" in name or name.startswith("."):
         raise SourceError("is not there", file=name, remedy="name a recipe, a config.json, a directory or a hub id")
-    near = get_close_matches(name, recipe_paths(), n=2)
+    near = get_close_matches(name.lower(), recipe_paths(), n=2, cutoff=0.5)
     raise RecipeError(
         f"{name!r} is neither a recipe nor a directory here",
         remedy=f"did you mean {' or '.join(near)}?"
@@ -50,9 +50,12 @@ def resolve_model(name: str | None) -> Model | None:
 
 def recipe_model(name: str) -> Model:
     """Of a shipped recipe: the config of its source."""
-    hub_id = next(summary.hub_id for summary in recipe_summaries() if summary.name == name)
+    summary = next(summary for summary in recipe_summaries() if summary.name == name)
     return model_from_config(
-        name, recipe_config(name), weights_from=f"config of {hub_id} as shipped (name the hub id to count its headers)"
+        name,
+        recipe_config(name),
+        weights_from=f"config of {summary.hub_id} as shipped (name the hub id to count its headers)",
+        int4_group_size=summary.group_size,
     )
 
 

@@ -13,6 +13,7 @@ from quantkit.weights.stored import stored_leaves
 
 Format = Literal["fp8", "bf16", "int4"]
 FORMATS: tuple[Format, ...] = ("fp8", "bf16", "int4")
+GROUP_SIZES = (32, 64, 128)
 FP8_BLOCK = 128
 
 
@@ -26,6 +27,10 @@ class Scheme:
     experts: Format
     rest: Literal["fp8", "bf16"]
     group_size: int | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.experts == "int4") == (self.group_size is not None), self
+        assert self.experts in ("int4", self.rest), self
 
     def __str__(self) -> str:
         if self.experts == "int4":

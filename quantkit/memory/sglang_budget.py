@@ -9,6 +9,7 @@ that remainder: a table of every running request's tokens, the graphs, the activ
 from dataclasses import dataclass
 
 from quantkit.memory.budget import MIB_PER_GIB, Band, Budget, Server
+from quantkit.memory.vllm_budget import OBSERVATIONS
 
 _CONSTANT_MIB = 512
 _MIB_PER_ACTIVATION_TOKEN = 1.5
@@ -23,7 +24,7 @@ _AITER_FACTOR, _AITER_FROM_TOKENS = 0.85, 8192
 _MULTIMODAL_GIB = 100 / 1024
 _MULTIMODAL_FACTOR = 0.95
 _DECODE_GRAPHS_GIB = 1.66  # logged: graphs up to batch 32
-_MOST_LOGGED_GIB = 9.0  # activations and graphs of the same models in vLLM
+_MOST_LOGGED_GIB = max(one.overhead_gib for one in OBSERVATIONS)  # activations and graphs of these models in vLLM
 _FEWEST_REQUESTS, _MOST_REQUESTS = 2048, 4096
 _TABLE_ENTRY_BYTES = 4
 
@@ -67,7 +68,7 @@ def sglang_budget(server: Server, loaded: Band, cell_bytes: float) -> Budget:
         overhead_source=(
             f"table of {num_requests:,} requests x {server.context:,} tokens x 4 B = {table_gib:.2f} GiB; at "
             "least the decode graphs that were logged (1.66 GiB to batch 32), at most activations and graphs as SGLang "
-            "estimates them or as servers of these models logged (9 GiB)"
+            f"estimates them or as servers of these models logged ({_MOST_LOGGED_GIB} GiB)"
         ),
         limit_gib=static_gib,
         spare_gib=free_gib * (1 - fraction),
@@ -88,7 +89,14 @@ def default_fraction(server: Server) -> float:
 
 
 def running_requests(server: Server, num_tokens: int) -> int:
-    """``--max-running-requests`` of an attention replica, where it is not given."""
+    """Requests that an attention replica has room for: as given, else SGLang's default and no fewer than asked for."""
+    if server.max_running_requests is not None:
+        return max(server.max_running_requests // server.parallel.dp_attention, 1)
+    return max(default_requests(server, num_tokens), server.concurrency)
+
+
+def default_requests(server: Server, num_tokens: int) -> int:
+    """``--max-running-requests`` of an attention replica where it is not given."""
     if server.with_mtp:
         return max(_DRAFT_REQUESTS // server.parallel.dp_attention, 1)
     wanted = int(num_tokens / server.context * 512)
@@ -100,9 +108,11 @@ def _reserved_terms_mib(server: Server) -> float:
     defaults = next(one for one in _CLASSES if server.gpu.driver_mib < one.below_mib)
     parallel = server.parallel
     graph_requests = defaults.graph_requests[parallel.tp >= 4]
+    if server.max_running_requests is not None:
+        graph_requests = min(graph_requests, server.max_running_requests)
     tokens = defaults.chunk_tokens
     if server.role == "decode":
-        tokens = graph_requests * (_DRAFT_TOKENS if server.with_mtp else 1)
+        tokens = (server.max_running_requests or graph_requests) * (_DRAFT_TOKENS if server.with_mtp else 1)
     mib = _MIB_PER_ACTIVATION_TOKEN * max(tokens, _FEWEST_ACTIVATION_TOKENS)
     mib += parallel.tp * parallel.pp / 8 * 1024
     if server.role != "prefill" and not server.is_eager:

@@ -1,5 +1,6 @@
 """Whether and how an engine splits a model: the checks that come before any arithmetic."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from quantkit.engines.parallel import Parallel, Shares, shares_of, stage_layers
@@ -8,9 +9,10 @@ from quantkit.errors import UsageError
 from quantkit.families.kv_shape import HeadKv
 from quantkit.memory.model import Model
 from quantkit.memory.plan import MemoryRequest
-from quantkit.memory.scheme import Scheme
+from quantkit.memory.scheme import GROUP_SIZES, Scheme
 from quantkit.memory.weights import Stage
 
+SIZE_OPTIONS = {"tp": "--tp", "ep": "--ep", "pp": "--pp", "dp_attention": "--dp-attention", "dcp": "--dcp"}
 # SGLang builds the head of these on every pipeline stage
 _HEADS_EVERYWHERE = frozenset({"glm4_moe"})
 
@@ -22,13 +24,42 @@ def check_split(model: Model, request: MemoryRequest, scheme: Scheme) -> TpVerdi
         raise UsageError("a parallel size is below 1", remedy="give sizes from 1")
     verdict = _verdict(model, request, scheme, parallel)
     if verdict.status == "refused":
-        legal = legal_tp_sizes(model, request, scheme)
+        legal = "; ".join(_legal_changes(model, request, scheme))
         raise UsageError(
             f"{request.engine} cannot split {model.name} ({scheme}) with {parallel.flags(request.engine)}: "
             f"{verdict.reason}",
-            remedy=f"legal TP sizes, all else equal: {', '.join(map(str, legal)) or 'none'}",
+            remedy=f"legal, all else equal: {legal}" if legal else "change several of the sizes",
         )
     return verdict
+
+
+def _legal_changes(model: Model, request: MemoryRequest, scheme: Scheme) -> Iterator[str]:
+    """Values of each option with which the engine takes the split."""
+    for field, option in SIZE_OPTIONS.items():
+        if field == "tp" or getattr(request.parallel, field) > 1:
+            taken = [
+                str(size)
+                for size in (1, *TP_SIZES[1:])
+                if _is_taken(model, request, scheme, replace(request.parallel, **{field: size}))
+            ]
+            if taken:
+                yield f"{option} {', '.join(taken)}"
+    if request.parallel.ep == 1 and _is_taken(
+        model, request, scheme, replace(request.parallel, ep=request.parallel.tp)
+    ):
+        yield f"--ep {request.parallel.tp}"
+    groups = [
+        str(size)
+        for size in GROUP_SIZES
+        if scheme.group_size is not None
+        and _is_taken(model, request, replace(scheme, group_size=size), request.parallel)
+    ]
+    if groups:
+        yield f"--group-size {', '.join(groups)}"
+
+
+def _is_taken(model: Model, request: MemoryRequest, scheme: Scheme, parallel: Parallel) -> bool:
+    return _verdict(model, request, scheme, parallel).status != "refused"
 
 
 def legal_tp_sizes(model: Model, request: MemoryRequest, scheme: Scheme) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from quantkit.memory.kv_choice import page_tokens
 from quantkit.memory.model import Model
 from quantkit.memory.plan import GIB, Demand, MemoryRequest, Segment, StagePlan
 from quantkit.memory.scheme import Scheme
-from quantkit.memory.sglang_budget import sglang_budget
+from quantkit.memory.sglang_budget import default_requests, sglang_budget
 from quantkit.memory.tensor_groups import TensorGroup
 from quantkit.memory.vllm_budget import vllm_budget
 from quantkit.memory.weights import RankWeights, Stage, rank_weights
@@ -62,13 +62,14 @@ def plan_stage(serving: Serving, stage: Stage) -> StagePlan:
         # copies are made when all weights are there and repacked
         load_peak_gib=weights.num_bytes / GIB + max(transient_gib, copies_gib) + draft_gib,
         num_tokens=(low, mid, high),
+        free_gib=max(_left_gib(serving, loaded.mid, budget), 0.0),
         segments=tuple(_segments(serving, weights, loaded.mid, budget, cell)),
     )
 
 
 def _budget(serving: Serving, fixed_gib: float, draft_gib: float, cell_bytes: float) -> tuple[Budget, Band]:
     """The engine's budget, and what is loaded when it sizes the pool."""
-    server = _server(serving)
+    server = server_of(serving)
     fixed = Band(low=fixed_gib, mid=fixed_gib, high=fixed_gib)
     if server.engine == "vllm":
         return vllm_budget(server, fixed), fixed
@@ -78,7 +79,20 @@ def _budget(serving: Serving, fixed_gib: float, draft_gib: float, cell_bytes: fl
     return sglang_budget(server, loaded + draft, cell_bytes), loaded
 
 
-def _server(serving: Serving) -> Server:
+def planned_requests(serving: Serving, num_tokens: int) -> str | None:
+    """What the server must be told where it is asked for more requests than SGLang runs of its own accord."""
+    server = server_of(serving)
+    asked = serving.demand.per_replica if serving.demand.tokens else 0
+    if server.engine != "sglang" or server.max_running_requests is not None:
+        return None
+    default = default_requests(server, num_tokens)
+    if asked <= default:
+        return None
+    total = default * server.parallel.dp_attention
+    return f"started with --max-running-requests {serving.demand.concurrency}: SGLang's default is {total}"
+
+
+def server_of(serving: Serving) -> Server:
     model, request = serving.model, serving.request
     is_latent = isinstance(model.kv_shape, LatentKv)
     vision = model.vision_count("num_hidden_layers") * model.vision_count("hidden_size") ** 2
@@ -96,6 +110,8 @@ def _server(serving: Serving) -> Server:
         with_mtp=request.with_mtp,
         uses_aiter=request.gpu.architecture.is_amd and not is_sparse and (not is_latent or heads in _AITER_HEADS),
         vision_complexity=vision / _VIT_L if vision else None,
+        concurrency=serving.demand.per_replica if serving.demand.tokens else 1,
+        max_running_requests=request.max_running_requests,
     )
 
 
@@ -109,6 +125,11 @@ def _draft_ends_gib(serving: Serving, stage: Stage) -> float:
 def _tokens(pool_gib: float, cell: KvCell, page: int) -> int:
     tokens = int(max(pool_gib, 0.0) * GIB / float(cell.num_bytes))
     return tokens - tokens % page
+
+
+def _left_gib(serving: Serving, loaded_gib: float, budget: Budget) -> float:
+    gpu = serving.request.gpu
+    return gpu.total_gib - gpu.context_gib - loaded_gib - max(budget.pool.mid, 0.0) - budget.overhead.mid
 
 
 def _segments(

@@ -90,10 +90,16 @@ def _demand_findings(
     serving: Serving, stages: Sequence[StagePlan], num_tokens: tuple[int, int, int], remedy: str
 ) -> list[Finding]:
     wanted, (low, mid, _) = serving.demand.tokens, num_tokens
+    if not wanted and mid < serving.demand.context:
+        text = (
+            f"not one request of the model's {serving.demand.context:,} tokens fits: the longest has {mid:,} "
+            "(--context says what is to be served)"
+        )
+        return [(Verdict.TIGHT, text)]
     if low >= wanted:
         return []
     cell_gib = max(float(stage.cell.num_bytes) for stage in stages) / GIB
-    what = f"{serving.demand.concurrency} x {serving.demand.context:,} = {wanted:,} tokens are asked for on every rank"
+    what = f"{_requests(serving)} = {wanted:,} tokens are asked for on every rank"
     if mid < wanted:
         missing = wanted - mid
         refusal = ", and vLLM does not start below one request" if serving.request.engine == "vllm" else ""
@@ -124,5 +130,11 @@ def _what_fits(serving: Serving, num_tokens: tuple[int, int, int]) -> str:
     band = "" if low == high else f" ({low:,} to {high:,})"
     text = f"the pool of every rank holds {mid:,} tokens{band}"
     if demand.tokens:
-        return f"{text}; {demand.concurrency} x {demand.context:,} = {demand.tokens:,} are asked for"
+        return f"{text}; {_requests(serving)} = {demand.tokens:,} are asked for"
     return text
+
+
+def _requests(serving: Serving) -> str:
+    demand, replicas = serving.demand, serving.request.parallel.dp_attention
+    of_all = f" (of {demand.concurrency} over {replicas} replicas)" if replicas > 1 else ""
+    return f"{demand.per_replica}{of_all} x {demand.context:,}"

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from quantkit.engines.parallel import Shares
 from quantkit.families.family import Role
-from quantkit.memory.placement import rank_bytes
+from quantkit.memory.placement import place_group
 from quantkit.memory.tensor_groups import Place, TensorGroup
 
 
@@ -82,7 +82,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartWeights:
-    """Bytes of one part on one rank: cut over the ranks, and the same on all of them."""
+    """Bytes of one part on one rank: cut or dealt out over the ranks, and the same on all of them."""
 
     part: Part
     sharded_bytes: int
@@ -124,11 +124,11 @@ def rank_weights(groups: Iterable[TensorGroup], stage: Stage, shares: Shares, *,
             continue
         if is_mtp and place.role in (Role.EMBEDDING, Role.HEAD):
             continue
-        num_bytes, is_whole = rank_bytes(group, shares)
+        placed = place_group(group, shares)
         part = Part.MTP if is_mtp else _PART_OF.get(place.role, Part.OTHER)
-        (replicated if is_whole else sharded)[part] += num_bytes
+        (replicated if placed.is_replicated else sharded)[part] += placed.num_bytes
         if place.role is Role.ROUTED_EXPERT:
-            experts_of[place.layer] += num_bytes
+            experts_of[place.layer] += placed.num_bytes
     parts = (
         PartWeights(part=part, sharded_bytes=sharded[part], replicated_bytes=replicated[part])
         for part in Part

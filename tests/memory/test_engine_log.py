@@ -109,6 +109,7 @@ def test_sglang_adds_the_draft_worker_to_each_rank(tmp_path: Path) -> None:
     log = read(tmp_path, SGLANG)
     assert log.engine == "sglang"
     assert values(log) == {
+        "speculation": "EAGLE",
         "model": "zai-org/GLM-5.2-FP8",
         "weights_gib": 90.6,
         "free_before_load_gib": 137.35,
@@ -180,7 +181,7 @@ V size: 0.22 GB
     assert values(log) == {
         "weights_gib": 86.5,
         "free_before_load_gib": 139.0,
-        "free_after_load_gib": 10.4,
+        "free_after_load_gib": 54.0,
         "kv_pool_gib": 40.04,
         "kv_tokens": 900000,
         "kv_dtype": "bfloat16",

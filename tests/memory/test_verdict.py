@@ -3,6 +3,7 @@
 import pytest
 
 from quantkit.engines.parallel import Parallel
+from quantkit.errors import UsageError
 from quantkit.memory.gpus import GPUS
 from quantkit.memory.kv_cache import KvDtype
 from quantkit.memory.make import make_memory_plan
@@ -69,7 +70,43 @@ def test_the_table_of_requests_counts_against_the_slack():
     assert made.demand.context == 1_048_576
     assert made.verdict is Verdict.TIGHT
     assert "8.00 GiB" in made.stages[0].budget.overhead_source
-    assert plan("glm-5.2", kv_dtype=FP8, with_mtp=True).verdict is Verdict.FITS  # 48 requests
+    overhead = plan("glm-5.2", kv_dtype=FP8, with_mtp=True).stages[0].budget.overhead_source
+    assert "table of 48 requests" in overhead
+
+
+def test_not_one_request_of_the_models_context_is_no_fit():
+    made = plan("kimi-k2")
+    assert made.verdict is Verdict.TIGHT
+    assert made.num_tokens[1] == 6602
+    assert any(
+        "not one request of the model's 131,072 tokens fits: the longest has 6,602" in one for one in made.reasons
+    )
+
+
+@pytest.mark.parametrize(("concurrency", "told"), [(48, False), (64, True)])
+def test_more_requests_than_sglang_runs_are_said(concurrency, told):
+    made = plan("glm-5.2", gpu="b300", kv_dtype=FP8, with_mtp=True, context=32_768, concurrency=concurrency)
+    words = "started with --max-running-requests 64: SGLang's default is 48"
+    assert (words in made.assumptions) is told
+    assert f"table of {concurrency} requests" in made.stages[0].budget.overhead_source
+
+
+def test_a_given_number_of_requests_is_the_tables():
+    made = plan("glm-5.2", kv_dtype=FP8, max_running_requests=64)
+    assert "table of 64 requests x 1,048,576 tokens x 4 B = 0.25 GiB" in made.stages[0].budget.overhead_source
+    made = plan("glm-5.2", kv_dtype=FP8, max_running_requests=64, parallel=Parallel(dp_attention=8))
+    assert "table of 8 requests" in made.stages[0].budget.overhead_source
+
+
+def test_a_context_beyond_the_models_is_refused():
+    with pytest.raises(UsageError, match="--context 2000000 is more than the 1048576 tokens"):
+        plan("glm-5.2", context=2_000_000)
+
+
+@pytest.mark.parametrize("name", ["kimi-k2", "qwen3-235b-a22b"])
+def test_mtp_of_a_model_that_has_none_is_refused(name):
+    with pytest.raises(UsageError, match="has no MTP layer"):
+        plan(name, with_mtp=True)
 
 
 def test_vllm_does_not_start_below_one_request():
@@ -87,7 +124,7 @@ def test_vllm_refuses_a_share_that_is_not_free():
 
 def test_replicas_share_the_requests():
     made = plan("glm-5.2", scheme=INT4, kv_dtype=FP8, context=4096, concurrency=64, parallel=Parallel(dp_attention=8))
-    assert (made.demand.concurrency, made.demand.tokens) == (8, 32_768)
+    assert (made.demand.concurrency, made.demand.per_replica, made.demand.tokens) == (64, 8, 32_768)
     assert made.requests_at_context == made.num_tokens[1] // 4096 * 8
 
 
@@ -113,6 +150,13 @@ def advice(name, **request):
         ("glm-5.2", {"context": 131_072, "concurrency": 10, "kv_dtype": FP8, "scheme": INT4}, ""),
         ("glm-5.2", {"gpu": GPUS["h100"], "context": 131_072}, "--tp 16"),
         ("glm-5.2", {"gpu": GPUS["h100"], "context": 131_072}, "--gpu h200"),
+        ("glm-5.2", {"gpu": GPUS["h100"], "context": 131_072}, "--pp 2: fits"),
+        ("glm-5.2", {"scheme": INT4, "kv_dtype": FP8, "context": 32_768, "concurrency": 64}, "--dcp 8: fits"),
+        (
+            "glm-5.2",
+            {"scheme": INT4, "kv_dtype": FP8, "context": 32_768, "concurrency": 64},
+            "--dp-attention 8 --ep 8: fits",
+        ),
         ("kimi-k2", {"context": 131_072}, "--to int4"),
     ],
 )
@@ -130,7 +174,7 @@ def test_group_size_and_rest_are_advised_where_they_decide():
     made = advice("glm-5.2", **request)
     assert made.verdict is Verdict.DOES_NOT_FIT
     told = [line.split(":")[0] for line in made.advice]
-    assert told[:2] == ["the rest in FP8 (--rest fp8)", "--group-size 128"]
+    assert told[:2] == ["the rest in FP8 (--rest fp8, which convert does not write yet)", "--group-size 128"]
     assert "--group-size 64" not in told
     made = advice("glm-5.2", **request | {"concurrency": 1283, "with_mtp": True})
     assert made.verdict is Verdict.DOES_NOT_FIT

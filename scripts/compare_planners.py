@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from quantkit.memory.gpus import DEFAULT_GPU, gpu_named
-from quantkit.memory.kv_cache import KvDtype
+from quantkit.memory.kv_format import KvDtype
 from quantkit.memory.make import make_memory_plan
-from quantkit.memory.plan import MemoryRequest
 from quantkit.memory.resolve import recipe_model
+from quantkit.memory.serving import MemoryRequest
 from quantkit.recipe_files import recipe_config
 
 CASES = (

@@ -7,9 +7,10 @@ from typing import Any
 from quantkit.cli.document import head
 from quantkit.cli.memory_request import CheckedPlan, OverviewRow
 from quantkit.engines.parallel import ENGINE_VERSIONS
-from quantkit.memory.budget import FRACTION_OPTIONS, Band
+from quantkit.memory.budget import Band
 from quantkit.memory.check import Comparison
 from quantkit.memory.plan import GIB, MemoryPlan, StagePlan
+from quantkit.memory.rules import RULES
 
 _COMPARED = ("weights_gib", "kv_pool_gib", "kv_tokens", "requests_at_context", "overhead_gib", "load_peak_gib")
 
@@ -45,7 +46,7 @@ def plan_document(plan: MemoryPlan) -> dict[str, Any]:
         },
         "budget": {
             "fraction": round(budget.fraction, 4),
-            "fraction_option": FRACTION_OPTIONS[request.engine],
+            "fraction_option": RULES[request.engine].fraction_option,
             "is_default_fraction": budget.is_default,
             "limit_gib": _gib(budget.limit_gib),
             "rule": budget.rule,

@@ -7,16 +7,17 @@ from typing import Any
 
 from quantkit.engines.parallel import ENGINES, Parallel
 from quantkit.errors import QuantkitError, UsageError
-from quantkit.memory.budget import FRACTION_OPTIONS, POOL_ROLES
 from quantkit.memory.check import Comparison, compare_with_log, model_of_log, request_of_log
 from quantkit.memory.engine_log import read_engine_log
 from quantkit.memory.gpus import DEFAULT_GPU, gpu_named
-from quantkit.memory.kv_cache import KvDtype, KvLayout
+from quantkit.memory.kv_format import POOL_ROLES, KvDtype, KvLayout
 from quantkit.memory.make import make_memory_plan
 from quantkit.memory.model import Model
-from quantkit.memory.plan import MemoryPlan, MemoryRequest
+from quantkit.memory.plan import MemoryPlan
 from quantkit.memory.resolve import recipe_model
+from quantkit.memory.rules import RULES
 from quantkit.memory.scheme import FORMATS, GROUP_SIZES, Format, Scheme
+from quantkit.memory.serving import MemoryRequest
 from quantkit.recipe_files import recipe_summaries
 
 
@@ -197,12 +198,10 @@ def _check_words(options: MemoryOptions) -> None:
     for option, count in counts.items():
         if count is not None and not 1 <= count <= 10**9:
             raise UsageError(f"{option} {count} is no count", remedy="give a number from 1")
-    engine = options.engine or "sglang"
-    if engine == "vllm" and options.role not in (None, "both"):
-        raise UsageError("--role is known for sglang only", remedy="leave --role out")
-    other, value = (
-        ("vllm", options.gpu_memory_utilization) if engine == "sglang" else ("sglang", options.mem_fraction_static)
-    )
-    if value is not None:
-        option = FRACTION_OPTIONS["vllm" if other == "vllm" else "sglang"]
-        raise UsageError(f"{option} is an option of {other}", remedy=f"add --engine {other}")
+    engine = next(name for name in ENGINES if name == (options.engine or "sglang"))
+    if options.role not in (None, "both") and not RULES[engine].has_pool_roles:
+        raise UsageError(f"--role is not known for {engine}", remedy="leave --role out")
+    fractions = {"sglang": options.mem_fraction_static, "vllm": options.gpu_memory_utilization}
+    for other in ENGINES:
+        if other != engine and fractions[other] is not None:
+            raise UsageError(f"{RULES[other].fraction_option} is an option of {other}", remedy=f"add --engine {other}")

@@ -19,10 +19,11 @@ from quantkit.cli.memory_request import (
 )
 from quantkit.engines.parallel import ENGINE_VERSIONS
 from quantkit.errors import ResourceError, UsageError
-from quantkit.memory.budget import FRACTION_OPTIONS, Band
+from quantkit.memory.budget import Band
 from quantkit.memory.check import Comparison
 from quantkit.memory.plan import MemoryPlan, StagePlan, Verdict
 from quantkit.memory.resolve import resolve_model
+from quantkit.memory.rules import RULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +147,7 @@ def _gib(num_bytes: int) -> str:
 def _memory_rows(plan: MemoryPlan, stage: StagePlan) -> list[list[str]]:
     budget, demand = stage.budget, plan.demand
     low, mid, high = stage.num_tokens
-    option = FRACTION_OPTIONS[plan.request.engine]
+    option = RULES[plan.request.engine].fraction_option
     whose = "its default" if budget.is_default else "as given"
     return [
         ["weights", f"{stage.weights_gib:.2f} GiB", "", "of the checkpoint"],

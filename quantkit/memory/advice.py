@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from quantkit.errors import QuantkitError
-from quantkit.memory.budget import FRACTION_OPTIONS
 from quantkit.memory.gpus import GPUS
-from quantkit.memory.kv_cache import KvDtype
+from quantkit.memory.kv_format import KvDtype
 from quantkit.memory.model import Model
-from quantkit.memory.plan import MemoryPlan, MemoryRequest, Verdict
+from quantkit.memory.plan import MemoryPlan, Verdict
+from quantkit.memory.rules import RULES
 from quantkit.memory.scheme import GROUP_SIZES, Scheme
+from quantkit.memory.serving import MemoryRequest
 from quantkit.memory.split import legal_tp_sizes
 
 Make = Callable[..., MemoryPlan]
@@ -43,7 +44,7 @@ def _changes(model: Model, plan: MemoryPlan) -> Iterator[tuple[str, MemoryReques
         yield f"--tp {tp}", replace(request, parallel=replace(request.parallel, tp=tp, ep=ep))
     yield from _split_changes(request)
     yield from _demand_changes(plan)
-    option = FRACTION_OPTIONS[request.engine]
+    option = RULES[request.engine].fraction_option
     for fraction in (0.85, 0.9, 0.92, 0.94, 0.96):
         yield f"{option} {fraction:g}", replace(request, fraction=fraction)
     for gpu in GPUS.values():

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from quantkit.errors import UsageError
-from quantkit.memory.budget import POOL_ROLES
 from quantkit.memory.engine_log import EngineLog
 from quantkit.memory.gpus import Gpu
-from quantkit.memory.kv_cache import KvDtype
-from quantkit.memory.plan import GIB, MemoryPlan, MemoryRequest
+from quantkit.memory.kv_format import POOL_ROLES, KvDtype
+from quantkit.memory.plan import GIB, MemoryPlan
+from quantkit.memory.rules import RULES
+from quantkit.memory.serving import MemoryRequest
 
 _KV_DTYPES = {"bf16": KvDtype.BF16, "bfloat16": KvDtype.BF16, "fp8": KvDtype.FP8, "e4m3": KvDtype.FP8}
 
@@ -90,8 +91,8 @@ def _planned(plan: MemoryPlan) -> Iterator[tuple[str, str, str, float | None]]:
 
 
 def _rows_per_token(plan: MemoryPlan) -> int:
-    """SGLang logs the rows of a rank: with DCP each stands for several tokens."""
-    return plan.request.parallel.dcp if plan.request.engine == "sglang" else 1
+    """A row of a rank stands for several tokens with DCP; engines log the one or the other."""
+    return plan.request.parallel.dcp if RULES[plan.request.engine].logs_local_rows else 1
 
 
 def _derived(plan: MemoryPlan, log: EngineLog) -> Iterator[Comparison]:

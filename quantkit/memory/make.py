@@ -4,43 +4,52 @@ from dataclasses import replace
 
 from quantkit.engines.parallel import ENGINE_VERSIONS
 from quantkit.errors import UsageError
-from quantkit.families.kv_shape import LatentKv
 from quantkit.memory.advice import advise
-from quantkit.memory.budget import check_fraction
-from quantkit.memory.kv_choice import NO_SPARSE_ATTENTION, choose_format
+from quantkit.memory.engine_rules import EngineRules
+from quantkit.memory.kv_choice import choose_format
 from quantkit.memory.model import Model
-from quantkit.memory.plan import Demand, MemoryPlan, MemoryRequest, Verdict
+from quantkit.memory.plan import MemoryPlan, Verdict
+from quantkit.memory.rules import RULES
+from quantkit.memory.serving import Demand, MemoryRequest, Serving
 from quantkit.memory.split import check_split, shares, stages
-from quantkit.memory.stages import Serving, plan_stage, planned_requests
+from quantkit.memory.stages import plan_stage
 from quantkit.memory.verdict import judge
 
 FALLBACK_CONTEXT = 131_072
 
 
-def make_memory_plan(model: Model, request: MemoryRequest, *, with_advice: bool = True) -> MemoryPlan:
-    """The complete plan. Raises UsageError for sizes, layouts and engines that do not go together."""
+def decide(model: Model, request: MemoryRequest) -> Serving:
+    """Everything that the request left open. Raises UsageError for what does not go together."""
+    rules = RULES[request.engine]
     scheme = request.scheme or model.scheme
-    split = check_split(model, request, scheme)
-    check_fraction(request.engine, request.fraction)
+    if request.fraction is not None and not 0 < request.fraction < 1:
+        raise UsageError(f"{rules.fraction_option} {request.fraction:g} is no share of a GPU", remedy="give 0.88, say")
     if request.with_mtp and not model.kv_shape.num_mtp_layers:
         raise UsageError(f"{model.name} has no MTP layer", remedy="leave --with-mtp out")
-    serving = Serving(
+    return Serving(
         model=model,
         request=request,
         scheme=scheme,
         groups=model.tensors(scheme),
-        kv_format=choose_format(model.kv_shape, request, family=model.family.name),
-        demand=_demand(model, request),
+        kv_format=choose_format(model, request, rules),
+        demand=_demand(model, request, rules),
         shares=shares(model, request),
     )
-    planned = tuple(plan_stage(serving, stage) for stage in stages(model, request))
+
+
+def make_memory_plan(model: Model, request: MemoryRequest, *, with_advice: bool = True) -> MemoryPlan:
+    """The complete plan. Raises UsageError for sizes, layouts and engines that do not go together."""
+    rules = RULES[request.engine]
+    split = check_split(model, request, request.scheme or model.scheme)
+    serving = decide(model, request)
+    planned = tuple(plan_stage(serving, stage, rules) for stage in stages(model, request, rules))
     low, mid, high = (min(stage.num_tokens[index] for stage in planned) for index in range(3))
-    verdict, reasons = judge(serving, planned, (low, mid, high))
+    verdict, reasons = judge(serving, planned, (low, mid, high), rules)
     plan = MemoryPlan(
         model=model.name,
         family=model.family.name,
         weights_from=model.weights_from,
-        scheme=scheme,
+        scheme=serving.scheme,
         request=request,
         kv_format=serving.kv_format,
         demand=serving.demand,
@@ -56,8 +65,8 @@ def make_memory_plan(model: Model, request: MemoryRequest, *, with_advice: bool 
     return plan
 
 
-def _demand(model: Model, request: MemoryRequest) -> Demand:
-    """Of one attention replica. vLLM does not start unless the pool holds one request of the context's length."""
+def _demand(model: Model, request: MemoryRequest, rules: EngineRules) -> Demand:
+    """What the user asks for, and what the engine asks for to start."""
     if request.context is not None and model.max_context is not None and request.context > model.max_context:
         raise UsageError(
             f"--context {request.context} is more than the {model.max_context} tokens that the model is made for",
@@ -66,8 +75,8 @@ def _demand(model: Model, request: MemoryRequest) -> Demand:
     context = request.context or model.max_context or FALLBACK_CONTEXT
     concurrency = request.concurrency or 1
     per_replica = -(-concurrency // request.parallel.dp_attention)
-    is_asked = request.context is not None or request.concurrency is not None or request.engine == "vllm"
-    tokens = context * per_replica if is_asked else 0
+    is_asked = request.context is not None or request.concurrency is not None
+    tokens = context * per_replica if is_asked or rules.refuses_below_one_request else 0
     return Demand(context=context, concurrency=concurrency, per_replica=per_replica, tokens=tokens)
 
 
@@ -87,22 +96,10 @@ def _assumptions(serving: Serving, num_tokens: int, split_reason: str) -> tuple[
             told.append("quantkit convert does not write this yet: it decodes what is not INT4 to BF16")
     if scheme.experts == "int4" and scheme.rest == "fp8":
         told.append("the rest as in an FP8 source, kv_b_proj and the indexer included")
-    told += _kernel_doubts(serving)
-    limit = planned_requests(serving, num_tokens)
-    if limit is not None:
-        told.append(limit)
+    if scheme.experts == "int4" and request.gpu.architecture.is_amd:
+        architecture = request.gpu.architecture
+        told.append(f"whether {request.engine} has a kernel for INT4 experts on {architecture} is not known")
+    told += RULES[request.engine].remarks(serving, num_tokens)
     if model.kv_shape.num_mtp_layers and not request.with_mtp:
         told.append("the MTP layer is not loaded (--with-mtp counts it)")
     return tuple(told)
-
-
-def _kernel_doubts(serving: Serving) -> list[str]:
-    """What was read in no engine's source and may not run."""
-    architecture = serving.request.gpu.architecture
-    doubts = []
-    if serving.scheme.experts == "int4" and architecture.is_amd:
-        doubts.append(f"whether {serving.request.engine} has a kernel for INT4 experts on {architecture} is not known")
-    shape = serving.model.kv_shape
-    if isinstance(shape, LatentKv) and shape.is_sparse and architecture in NO_SPARSE_ATTENTION:
-        doubts.append(f"no backend for sparse attention on {architecture} is known to work in SGLang")
-    return doubts

@@ -1,14 +1,14 @@
 """The memory plan: every rank's weights, KV pool and overhead, and whether it fits. Data; ``make.py`` fills it in."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
-from quantkit.engines.parallel import EngineName, Parallel
-from quantkit.memory.budget import Band, Budget, PoolRole
-from quantkit.memory.gpus import Gpu
-from quantkit.memory.kv_cache import KvCell, KvDtype, KvFormat, KvLayout
+from quantkit.memory.budget import Band, Budget
+from quantkit.memory.kv_cache import KvCell
+from quantkit.memory.kv_format import KvFormat
 from quantkit.memory.scheme import Scheme
+from quantkit.memory.serving import Demand, MemoryRequest
 from quantkit.memory.weights import RankWeights, Stage
 
 GIB = 2**30
@@ -20,41 +20,6 @@ class Verdict(StrEnum):
     FITS = "fits"
     TIGHT = "tight"
     DOES_NOT_FIT = "does not fit"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRequest:
-    """How a model is to be served; None means what the model or the engine says.
-
-    ``context``: tokens a request, as the server is started with; ``concurrency``: requests at once, on all ranks.
-    """
-
-    gpu: Gpu
-    engine: EngineName = "sglang"
-    parallel: Parallel = field(default_factory=Parallel)
-    scheme: Scheme | None = None
-    fraction: float | None = None
-    kv_dtype: KvDtype | None = None
-    kv_layout: KvLayout | None = None
-    role: PoolRole = "both"
-    with_mtp: bool = False
-    is_eager: bool = False
-    context: int | None = None
-    concurrency: int | None = None
-    max_running_requests: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """What is to be served: ``concurrency`` requests in all, ``per_replica`` on each attention replica.
-
-    ``tokens``: of a replica; 0 where nothing was asked for.
-    """
-
-    context: int
-    concurrency: int
-    per_replica: int
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,13 @@ from quantkit.engines.parallel import Parallel, Shares, shares_of, stage_layers
 from quantkit.engines.tensor_parallel import TP_SIZES, Storage, TpVerdict, split_verdict
 from quantkit.errors import UsageError
 from quantkit.families.kv_shape import HeadKv
+from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.model import Model
-from quantkit.memory.plan import MemoryRequest
 from quantkit.memory.scheme import GROUP_SIZES, Scheme
+from quantkit.memory.serving import MemoryRequest
 from quantkit.memory.weights import Stage
 
 SIZE_OPTIONS = {"tp": "--tp", "ep": "--ep", "pp": "--pp", "dp_attention": "--dp-attention", "dcp": "--dcp"}
-# SGLang builds the head of these on every pipeline stage
-_HEADS_EVERYWHERE = frozenset({"glm4_moe"})
 
 
 def check_split(model: Model, request: MemoryRequest, scheme: Scheme) -> TpVerdict:
@@ -81,13 +80,19 @@ def shares(model: Model, request: MemoryRequest) -> Shares:
     )
 
 
-def stages(model: Model, request: MemoryRequest) -> tuple[Stage, ...]:
+def stages(model: Model, request: MemoryRequest, rules: EngineRules) -> tuple[Stage, ...]:
     """The pipeline's stages."""
-    everywhere = request.engine == "sglang" and model.family.name in _HEADS_EVERYWHERE
-    spans = stage_layers(model.num_layers, request.parallel.pp, request.engine)
+    num_layers = model.num_layers
     return tuple(
-        Stage(index=index, first=first, last=last, num_layers=model.num_layers, heads_everywhere=everywhere)
-        for index, (first, last) in enumerate(spans)
+        Stage(
+            index=index,
+            first=first,
+            last=last,
+            num_layers=num_layers,
+            num_mtp=model.kv_shape.num_mtp_layers if request.with_mtp and last == num_layers else 0,
+            has_head=last == num_layers or model.family.name in rules.heads_everywhere,
+        )
+        for index, (first, last) in enumerate(stage_layers(num_layers, request.parallel.pp, request.engine))
     )
 
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from quantkit.memory.budget import FRACTION_OPTIONS
+from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.plan import GIB, StagePlan, Verdict
-from quantkit.memory.stages import Serving
+from quantkit.memory.serving import Serving
 
 _LARGEST_PAGE = 64
 _RANK = {Verdict.FITS: 0, Verdict.TIGHT: 1, Verdict.DOES_NOT_FIT: 2}
@@ -13,48 +13,44 @@ Finding = tuple[Verdict, str]
 
 
 def judge(
-    serving: Serving, stages: Sequence[StagePlan], num_tokens: tuple[int, int, int]
+    serving: Serving, stages: Sequence[StagePlan], num_tokens: tuple[int, int, int], rules: EngineRules
 ) -> tuple[Verdict, tuple[str, ...]]:
     """The worst finding decides; its likes are the reasons, or what fits is."""
-    remedy = _fraction_remedy(serving, stages)
-    findings = [finding for stage in stages for finding in _stage_findings(serving, stage, len(stages) > 1, remedy)]
+    remedy = _fraction_remedy(serving, stages, rules)
+    findings: list[Finding] = []
+    for stage in stages:
+        where = f"stage {stage.stage.index}: " if len(stages) > 1 else ""
+        findings += _stage_findings(serving, stage, rules, where, remedy)
     if all(stage.budget.pool.mid > 0 for stage in stages):
-        findings += _demand_findings(serving, stages, num_tokens, remedy)
-    findings += _start_findings(serving)
+        findings += _demand_findings(serving, stages, num_tokens, remedy, rules)
+    findings += _start_findings(serving, stages, rules)
     worst = max((verdict for verdict, _ in findings), key=_RANK.__getitem__, default=Verdict.FITS)
     reasons = tuple(dict.fromkeys(text for verdict, text in findings if verdict is worst))
     return worst, reasons or (_what_fits(serving, num_tokens),)
 
 
-def _fraction_remedy(serving: Serving, stages: Sequence[StagePlan]) -> str:
+def _fraction_remedy(serving: Serving, stages: Sequence[StagePlan], rules: EngineRules) -> str:
     """The fraction from which every stage holds what is asked for, in words; nothing where no fraction does."""
     fractions = [_smallest_fraction(serving, stage) for stage in stages]
-    if None in fractions or serving.request.gpu.architecture.is_amd:  # AMD's kernels scale what is given
+    if None in fractions or serving.gpu.architecture.is_amd:  # AMD's kernels scale what is given
         return ""
     smallest = max(fraction for fraction in fractions if fraction is not None)
-    return f"; from {FRACTION_OPTIONS[serving.request.engine]} {smallest:.3f} on it holds"
+    return f"; from {rules.fraction_option} {smallest:.3f} on it holds"
 
 
 def _smallest_fraction(serving: Serving, stage: StagePlan) -> float | None:
     needed_tokens = -(-serving.demand.tokens // _LARGEST_PAGE) * _LARGEST_PAGE
     needed_gib = needed_tokens * float(stage.cell.num_bytes) / GIB
-    gpu = serving.request.gpu
-    whole_gib = gpu.free_before_load_gib if serving.request.engine == "sglang" else gpu.total_gib
     budget = stage.budget
     # what weights and pool may take grows with the fraction, all else stays
     missing_gib = needed_gib - budget.pool.mid
-    fraction = math.ceil((budget.fraction + missing_gib / whole_gib) * 1000) / 1000
-    if serving.request.engine == "sglang":
-        limit = 1 - budget.overhead.mid / whole_gib
-    else:
-        limit = gpu.free_before_load_gib / gpu.total_gib
-    return fraction if 0 < fraction <= limit else None
+    fraction = math.ceil((budget.fraction + missing_gib / budget.whole_gib) * 1000) / 1000
+    return fraction if 0 < fraction <= budget.largest_fraction else None
 
 
-def _stage_findings(serving: Serving, stage: StagePlan, has_stages: bool, remedy: str) -> list[Finding]:
-    budget, gpu = stage.budget, serving.request.gpu
-    where = f"stage {stage.stage.index}: " if has_stages else ""
-    option = FRACTION_OPTIONS[serving.request.engine]
+def _stage_findings(serving: Serving, stage: StagePlan, rules: EngineRules, where: str, remedy: str) -> list[Finding]:
+    budget, gpu = stage.budget, serving.gpu
+    option = rules.fraction_option
     found: list[Finding] = []
     peak_gib = gpu.free_before_load_gib
     if stage.load_peak_gib > peak_gib:
@@ -87,7 +83,7 @@ def _stage_findings(serving: Serving, stage: StagePlan, has_stages: bool, remedy
 
 
 def _demand_findings(
-    serving: Serving, stages: Sequence[StagePlan], num_tokens: tuple[int, int, int], remedy: str
+    serving: Serving, stages: Sequence[StagePlan], num_tokens: tuple[int, int, int], remedy: str, rules: EngineRules
 ) -> list[Finding]:
     wanted, (low, mid, _) = serving.demand.tokens, num_tokens
     if not wanted and mid < serving.demand.context:
@@ -102,26 +98,22 @@ def _demand_findings(
     what = f"{_requests(serving)} = {wanted:,} tokens are asked for on every rank"
     if mid < wanted:
         missing = wanted - mid
-        refusal = ", and vLLM does not start below one request" if serving.request.engine == "vllm" else ""
+        refusal = f", and {rules.title} does not start below one request" if rules.refuses_below_one_request else ""
         text = f"{what}, the pool holds {mid:,}: {missing:,} ({missing * cell_gib:.2f} GiB) too few{refusal}{remedy}"
         return [(Verdict.DOES_NOT_FIT, text)]
     return [(Verdict.TIGHT, f"{what}, the pool is expected to hold {mid:,}, at worst {low:,}")]
 
 
-def _start_findings(serving: Serving) -> list[Finding]:
-    gpu, request = serving.request.gpu, serving.request
-    if request.engine != "vllm" or request.fraction is None:
+def _start_findings(serving: Serving, stages: Sequence[StagePlan], rules: EngineRules) -> list[Finding]:
+    """A share that is not free where the fraction is one of the whole GPU."""
+    budget, gpu = stages[0].budget, serving.gpu
+    if budget.spare_gib is not None or budget.limit_gib <= gpu.free_before_load_gib:
         return []
-    requested_gib = gpu.total_gib * request.fraction
-    if requested_gib <= gpu.free_before_load_gib:
-        return []
-    return [
-        (
-            Verdict.DOES_NOT_FIT,
-            f"vLLM refuses to start: --gpu-memory-utilization {request.fraction:g} asks for {requested_gib:.2f} GiB, "
-            f"{gpu.free_before_load_gib:.2f} GiB are free",
-        )
-    ]
+    text = (
+        f"{rules.title} refuses to start: {rules.fraction_option} {budget.fraction:g} asks for {budget.limit_gib:.2f} "
+        f"GiB, {gpu.free_before_load_gib:.2f} GiB are free"
+    )
+    return [(Verdict.DOES_NOT_FIT, text)]
 
 
 def _what_fits(serving: Serving, num_tokens: tuple[int, int, int]) -> str:

@@ -49,35 +49,36 @@ _PART_OF: Mapping[Role, Part] = {
 class Stage:
     """Decoder layers ``[first, last)`` of ``num_layers``, and what stands before and behind them.
 
-    ``heads_everywhere``: the engine builds the head on every stage.
+    ``num_mtp``: MTP layers that are loaded here, on the last stage. ``has_head``: the engine builds the head here.
     """
 
     index: int
     first: int
     last: int
     num_layers: int
-    heads_everywhere: bool = False
+    num_mtp: int = 0
+    has_head: bool = True
 
     @property
-    def is_first(self) -> bool:
-        return self.first == 0
+    def num_own(self) -> int:
+        """Decoder layers of this stage."""
+        return self.last - self.first
 
     @property
     def is_last(self) -> bool:
         return self.last == self.num_layers
 
-    def holds(self, place: Place, *, with_mtp: bool) -> bool:
-        """Whether the stage loads what stands there. The MTP layer belongs to the last one, and wants the embedding
-        there too; a vision tower is loaded by all."""
+    def holds(self, place: Place) -> bool:
+        """Whether the stage loads what stands there. The MTP layer wants the embedding too; a vision tower is loaded
+        by all."""
         if place.layer is not None:
-            if place.layer >= self.num_layers:
-                return with_mtp and self.is_last
-            return self.first <= place.layer < self.last
+            is_own = self.first <= place.layer < self.last
+            return is_own or 0 <= place.layer - self.num_layers < self.num_mtp
         if place.role is Role.VISION:
             return True
         if place.role is Role.EMBEDDING:
-            return self.is_first or (with_mtp and self.is_last)
-        return self.is_last or (place.role is Role.HEAD and self.heads_everywhere)
+            return self.first == 0 or self.num_mtp > 0
+        return self.has_head if place.role is Role.HEAD else self.is_last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ class RankWeights:
         return sum(part.replicated_bytes for part in self.parts)
 
 
-def rank_weights(groups: Iterable[TensorGroup], stage: Stage, shares: Shares, *, with_mtp: bool) -> RankWeights:
+def rank_weights(groups: Iterable[TensorGroup], stage: Stage, shares: Shares) -> RankWeights:
     """Of every rank of a stage: they hold equally much.
 
     An embedding and a head of the MTP layer's own are not counted: engines let it share the model's.
@@ -120,7 +121,7 @@ def rank_weights(groups: Iterable[TensorGroup], stage: Stage, shares: Shares, *,
     for group in groups:
         place = group.place
         is_mtp = place.layer is not None and place.layer >= stage.num_layers
-        if not stage.holds(place, with_mtp=with_mtp):
+        if not stage.holds(place):
             continue
         if is_mtp and place.role in (Role.EMBEDDING, Role.HEAD):
             continue

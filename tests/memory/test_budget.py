@@ -6,26 +6,15 @@ import pytest
 
 from quantkit.engines.parallel import Parallel
 from quantkit.errors import UsageError
-from quantkit.memory.budget import Band, Server
+from quantkit.memory.budget import Band
 from quantkit.memory.gpus import GPUS, gpu_named
-from quantkit.memory.kv_cache import KvDtype
-from quantkit.memory.sglang_budget import default_fraction, running_requests
-from quantkit.memory.vllm_budget import OBSERVATIONS, overhead_band
+from quantkit.memory.kv_format import KvDtype
+from quantkit.memory.sglang import default_fraction, running_requests
+from quantkit.memory.vllm import OBSERVATIONS, overhead_band
 from scripts.ground_truth import ROWS, plan_of
-from tests.memory.plans import INT4, INT4_FP8, plan
+from tests.memory.plans import INT4, INT4_FP8, plan, serving
 
 FP8 = KvDtype.FP8
-
-
-def server(gpu="h200", **changes):
-    values = {
-        "engine": "sglang",
-        "gpu": GPUS[gpu],
-        "parallel": Parallel(),
-        "context": 131_072,
-        "is_latent": True,
-    }
-    return Server(**(values | changes))
 
 
 @pytest.mark.parametrize(
@@ -40,14 +29,14 @@ def server(gpu="h200", **changes):
     ],
 )
 def test_sglangs_default_fraction(gpu, role, fraction):
-    assert default_fraction(server(gpu, role=role)) == fraction
+    assert default_fraction(serving(gpu=gpu, role=role)) == fraction
 
 
 def test_a_build_without_prefill_graphs_printed_the_same_fraction():
     # 0.908 was logged on MI355X; AMD has no prefill graphs, and GLM-5 ran with a 16,384 chunk and graphs to 512
     reserved_mib = 512 + 1.5 * 16_384 + 1024 + 2 * 512
     capacity_mib = GPUS["mi355x"].driver_mib
-    assert default_fraction(server("mi355x")) == 0.908 == round(1 - reserved_mib / capacity_mib, 3)
+    assert default_fraction(serving(gpu="mi355x")) == 0.908 == round(1 - reserved_mib / capacity_mib, 3)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +47,7 @@ def test_a_build_without_prefill_graphs_printed_the_same_fraction():
         ({"parallel": Parallel(tp=8, pp=2)}, 512 + 12_288 + 2048 + 1024),
         ({"parallel": Parallel(tp=8, dcp=8)}, 512 + 12_288 + 1024 + 1024),
         ({"parallel": Parallel(tp=8, dp_attention=8)}, 512 + 12_288 + 1024 + 1024 + 512 * 8 * 4.5 + 1536),
-        ({"is_latent": False}, 512 + 12_288 + 1024 + 1024 + 8 * 58),
+        ({"name": "glm-4.5"}, 512 + 12_288 + 1024 + 1024 + 8 * 58),
         ({"is_eager": True}, 512 + 12_288 + 1024),
         ({"role": "decode"}, 10_240),
         ({"role": "decode", "with_mtp": True}, 10_240),
@@ -67,7 +56,7 @@ def test_a_build_without_prefill_graphs_printed_the_same_fraction():
 )
 def test_what_the_default_reserves(changes, reserved_mib):
     capacity_mib = GPUS["h200"].driver_mib
-    assert default_fraction(server(**changes)) == round((capacity_mib - reserved_mib) / capacity_mib, 3)
+    assert default_fraction(serving(**changes)) == round((capacity_mib - reserved_mib) / capacity_mib, 3)
 
 
 def test_a_vision_tower_lowers_the_fraction():
@@ -92,12 +81,12 @@ def test_amds_kernels_lower_even_a_given_fraction():
     [(1_300_000, 131_072, 4096), (600_000, 131_072, 2343), (381_824, 1_048_576, 2048), (1000, 131_072, 500), (0, 1, 1)],
 )
 def test_running_requests(tokens, context, requests):
-    assert running_requests(server(context=context), tokens) == requests
+    assert running_requests(serving(context=context), tokens) == requests
 
 
 def test_speculation_runs_48_requests():
-    assert running_requests(server(with_mtp=True), 1_000_000) == 48
-    assert running_requests(server(with_mtp=True, parallel=Parallel(tp=8, dp_attention=4)), 1_000_000) == 12
+    assert running_requests(serving(with_mtp=True), 1_000_000) == 48
+    assert running_requests(serving(with_mtp=True, parallel=Parallel(tp=8, dp_attention=4)), 1_000_000) == 12
 
 
 def test_glm_5_2_on_h200():

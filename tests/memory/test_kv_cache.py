@@ -4,7 +4,7 @@ import pytest
 
 from quantkit.engines.parallel import Parallel
 from quantkit.errors import UsageError
-from quantkit.memory.kv_cache import KvDtype, KvLayout
+from quantkit.memory.kv_format import KvDtype, KvLayout
 from tests.memory.plans import plan
 
 BF16, FP8, RAW, PACKED = KvDtype.BF16, KvDtype.FP8, KvLayout.RAW, KvLayout.PACKED

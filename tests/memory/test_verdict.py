@@ -5,9 +5,10 @@ import pytest
 from quantkit.engines.parallel import Parallel
 from quantkit.errors import UsageError
 from quantkit.memory.gpus import GPUS
-from quantkit.memory.kv_cache import KvDtype
+from quantkit.memory.kv_format import KvDtype
 from quantkit.memory.make import make_memory_plan
-from quantkit.memory.plan import MemoryRequest, Verdict
+from quantkit.memory.plan import Verdict
+from quantkit.memory.serving import MemoryRequest
 from tests.memory.plans import INT4, model, plan
 
 FP8 = KvDtype.FP8

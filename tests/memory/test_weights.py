@@ -9,7 +9,7 @@ import pytest
 from quantkit.checkpoint.source import open_checkpoint
 from quantkit.engines.parallel import Parallel
 from quantkit.errors import RecipeError, SourceError, UsageError
-from quantkit.memory.kv_cache import KvDtype
+from quantkit.memory.kv_format import KvDtype
 from quantkit.memory.model import model_from_checkpoint, model_from_config
 from quantkit.memory.plan import GIB
 from quantkit.memory.scheme import Scheme

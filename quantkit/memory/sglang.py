@@ -14,8 +14,8 @@ from quantkit.memory.budget import MIB_PER_GIB, Band, Budget
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.gpus import Architecture
 from quantkit.memory.kv_format import KvDtype, KvLayout
+from quantkit.memory.observations import OBSERVATIONS
 from quantkit.memory.serving import MemoryRequest, Serving
-from quantkit.memory.vllm import OBSERVATIONS
 
 _CONSTANT_MIB = 512
 _MIB_PER_ACTIVATION_TOKEN = 1.5

@@ -6,7 +6,6 @@ What the pass uses depends on the batch it is run with, so the overhead is a ban
 source.
 """
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 from quantkit.errors import UsageError
@@ -15,29 +14,11 @@ from quantkit.memory.budget import Band, Budget, exactly
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.gpus import Architecture
 from quantkit.memory.kv_format import KvDtype, KvLayout
+from quantkit.memory.observations import OBSERVATIONS, overhead_band
 from quantkit.memory.serving import MemoryRequest, Serving
 
 DEFAULT_UTILIZATION = 0.92
 _NO_SPARSE_ATTENTION = (Architecture.SM80, Architecture.SM89)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """A server whose log tells its pool: what neither weights nor pool explain, GiB a rank."""
-
-    server: str
-    overhead_gib: float
-    is_eager: bool
-
-
-# utilization x total - pool - planned weights and copies
-OBSERVATIONS: tuple[Observation, ...] = (
-    Observation(server="GLM-5.1-FP8, 8 x H200, 0.19", overhead_gib=4.8, is_eager=True),
-    Observation(server="GLM-5.1-FP8, 8 x H200, later", overhead_gib=2.0, is_eager=True),
-    Observation(server="Kimi-K2-Thinking, 8 x H200, 2025-11", overhead_gib=8.1, is_eager=False),
-    Observation(server="Kimi-K2.6, 8 x H200, published context", overhead_gib=9.8, is_eager=False),
-    Observation(server="Kimi-K2.5, 8 x H100, 64 sequences of 8,192", overhead_gib=3.3, is_eager=False),
-)
 
 
 def _budget(serving: Serving, loaded: Band, cell_bytes: float) -> Budget:
@@ -58,14 +39,6 @@ def _budget(serving: Serving, loaded: Band, cell_bytes: float) -> Budget:
         largest_fraction=gpu.free_before_load_gib / gpu.total_gib,  # it refuses to start above
         spare_gib=None,
     )
-
-
-def overhead_band(*, is_eager: bool) -> Band:
-    """Least, median and most of what was logged."""
-    logged = sorted(one.overhead_gib for one in OBSERVATIONS if one.is_eager == is_eager)
-    half = len(logged) // 2
-    middle = logged[half] if len(logged) % 2 else (logged[half - 1] + logged[half]) / 2
-    return Band(low=logged[0], mid=middle, high=logged[-1])
 
 
 def _check_request(shape: KvShape, request: MemoryRequest) -> None:

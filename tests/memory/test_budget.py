@@ -9,8 +9,8 @@ from quantkit.errors import UsageError
 from quantkit.memory.budget import Band
 from quantkit.memory.gpus import GPUS, gpu_named
 from quantkit.memory.kv_format import KvDtype
+from quantkit.memory.observations import OBSERVATIONS, overhead_band
 from quantkit.memory.sglang import default_fraction, running_requests
-from quantkit.memory.vllm import OBSERVATIONS, overhead_band
 from scripts.ground_truth import ROWS, plan_of
 from tests.memory.plans import INT4, INT4_FP8, plan, serving
 

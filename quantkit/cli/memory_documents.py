@@ -8,7 +8,7 @@ from quantkit.cli.document import head
 from quantkit.cli.memory_request import CheckedPlan, OverviewRow
 from quantkit.engines.parallel import ENGINE_VERSIONS
 from quantkit.memory.budget import Band
-from quantkit.memory.check import Comparison
+from quantkit.memory.check import Comparison, doubts
 from quantkit.memory.plan import GIB, MemoryPlan, StagePlan
 from quantkit.memory.rules import RULES
 
@@ -119,7 +119,12 @@ def comparison_document(first: MemoryPlan, second: MemoryPlan) -> dict[str, Any]
 def check_document(checked: CheckedPlan) -> dict[str, Any]:
     """A plan with a log beside it."""
     rows = [{**asdict(row), "difference_percent": _percent(row)} for row in checked.rows]
-    return {**plan_document(checked.plan), "log_model": checked.log_model, "check": rows}
+    return {
+        **plan_document(checked.plan),
+        "log_model": checked.log_model,
+        "check": rows,
+        "doubts": list(doubts(checked.rows)),
+    }
 
 
 def overview_document(rows: Sequence[OverviewRow]) -> dict[str, Any]:

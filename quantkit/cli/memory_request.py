@@ -156,7 +156,10 @@ def plan_checked(options: MemoryOptions, model: Model, log_path: Path) -> Checke
     if options.mem_fraction_static is not None or options.gpu_memory_utilization is not None:
         given.add("fraction")
     request = request_of(options, model, options.scheme)
-    plan = make_memory_plan(model, request_of_log(log, request, frozenset(given)))
+    logged = request_of_log(log, request, frozenset(given))
+    if not options.with_mtp and not model.kv_shape.num_mtp_layers:  # it speculates with another model
+        logged = replace(logged, with_mtp=False)
+    plan = make_memory_plan(model, logged)
     return CheckedPlan(plan=plan, log_model=model_of_log(log), rows=compare_with_log(plan, log))
 
 

@@ -20,7 +20,7 @@ from quantkit.cli.memory_request import (
 from quantkit.engines.parallel import ENGINE_VERSIONS
 from quantkit.errors import ResourceError, UsageError
 from quantkit.memory.budget import Band
-from quantkit.memory.check import Comparison
+from quantkit.memory.check import Comparison, doubts
 from quantkit.memory.plan import MemoryPlan, StagePlan, Verdict
 from quantkit.memory.resolve import resolve_model
 from quantkit.memory.rules import RULES
@@ -61,6 +61,7 @@ def show_memory(
         def show() -> None:
             _show_plan(checked.plan)
             _show_check(checked.rows, checked.log_model)
+            render.show_notes("doubt", doubts(checked.rows))
 
         _finish(documents.check_document(checked), (checked.plan,), output, show)
     else:

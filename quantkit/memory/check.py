@@ -1,6 +1,7 @@
 """A plan against an engine's start-up log: planned, measured, difference."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from quantkit.errors import UsageError
@@ -108,4 +109,22 @@ def _derived(plan: MemoryPlan, log: EngineLog) -> Iterator[Comparison]:
         planned=float(stage.cell.num_bytes) * _rows_per_token(plan),
         measured=float(pool.value) * GIB / float(tokens.value),
         line=tokens.line,
+    )
+
+
+# figures that a plan of the same server meets, within so many percent, and what differs where it does not
+_SAME_SERVER = {
+    "KV bytes per token": (3.0, "another model, KV dtype or row layout: see --kv-dtype and --kv-layout"),
+    "weights and copies": (10.0, "another model or scheme: name the checkpoint that was served, or give --to"),
+    "free before loading": (5.0, "another GPU: give --gpu, or --gpu-gib"),
+}
+
+
+def doubts(rows: Sequence[Comparison]) -> tuple[str, ...]:
+    """Where the log is hardly of the server that was planned."""
+    return tuple(
+        f"{row.name}: planned {row.planned:,.10g} {row.unit}, logged {row.measured:,.10g}: {words}"
+        for row in rows
+        for percent, words in [_SAME_SERVER.get(row.name, (math.inf, ""))]
+        if row.planned is not None and abs(row.difference_percent or 0.0) > percent
     )

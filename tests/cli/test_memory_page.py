@@ -1,110 +1,70 @@
 """The HTML page of a memory plan: what it says, that it loads nothing, and how a real browser lays it out."""
 
 import copy
+import json
 import re
 import struct
+from functools import cache, partial
 from importlib.resources import files
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
+from quantkit.cli.memory_documents import check_document, comparison_document, plan_document
 from quantkit.cli.memory_page import memory_page
+from quantkit.cli.memory_request import MemoryOptions, plan_checked
+from quantkit.engines.parallel import Parallel
+from quantkit.memory.gpus import gpu_named
+from quantkit.memory.kv_format import KvDtype
+from quantkit.memory.make import make_memory_plan
+from quantkit.memory.serving import MemoryRequest
 from tests.browser import Reader, dump_dom, look, screenshot
+from tests.memory.plans import FP8, INT4, model
+from tests.memory.plans import plan as make_plan
 
 HOSTILE = """<script>alert(1)</script>'"><img src=x onerror=alert(1)>&amp;"""
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
 KINDS = ("copies", "kv-used", "kv-spare", "overhead", "context", "free")
 
 
-def a_rank(number=0, stage=0, layers=(0, 78), more_experts=0.0):
-    """Every figure differs from every other one, so that a test sees which stands where."""
-    parts = {"experts": 47.46 + more_experts, "attention": 5.05, "embedding_and_head": 0.44, "norms": 0.0004}
-    spans = [(name, "weights", gib) for name, gib in parts.items()]
-    spans += [("copies", "copies", 0.27), ("KV, asked for", "kv_used", 6.6), ("KV, spare", "kv_spare", 59.91)]
-    spans += [("overhead", "overhead", 9.13), ("context", "context", 2.4)]
-    free = 139.8 - sum(gib for _, _, gib in spans)
-    return {
-        "rank": number,
-        "stage": stage,
-        "layers": list(layers),
-        "weights_gib": sum(parts.values()),
-        "weights_by_part_gib": parts,
-        "replicated_gib": 2.3104,
-        "replicated_by_part_gib": {"attention": 2.31, "norms": 0.0004},
-        "copies_gib": 0.271,
-        "kv_bytes_per_token": 53940,
-        "kv_pool_gib": 66.51,
-        "kv_pool_band_gib": [65.71, 66.82],
-        "kv_tokens": 1_323_970,
-        "kv_tokens_band": [1_308_035, 1_330_122],
-        "requests_at_context": 10,
-        "overhead_gib": 9.133,
-        "overhead_band_gib": [3.02, 15.24],
-        "overhead_source": "a table of 2,048 requests",
-        "load_peak_gib": 56.19,
-        "free_gib": free,
-        "segments": [{"name": name, "kind": kind, "gib": gib} for name, kind, gib in [*spans, ("free", "free", free)]],
-    }
+LOG = """\
+[2026-10-02 09:00:01] server_args={'model_path': 'zai-org/GLM-5.2-FP8', 'context_length': 131072, \
+'mem_fraction_static': 0.8765, 'tp_size': 8, 'kv_cache_dtype': 'fp8_e4m3'}
+[2026-10-02 09:00:20 TP0] Load weight begin. avail mem=137.40 GB
+[2026-10-02 09:02:20 TP0] Load weight end. elapsed=120.11 s, avail mem=48.50 GB, mem usage=88.90 GB.
+[2026-10-02 09:02:42 TP0] KV Cache is allocated. dtype: torch.float8_e4m3fn, #tokens: 620032, KV size: 31.15 GB
+[2026-10-02 09:03:01 TP0] Capture decode CUDA graph end. elapsed=11.41 s, mem usage=1.66 GB, avail mem=14.24 GB.
+"""
+REPLICAS = Parallel(tp=8, ep=2, dp_attention=4)
 
 
-def a_plan(**changes):
-    return {
-        "command": "memory-plan",
-        "version": "0.1.0",
-        "status": "ok",
-        "model": "glm-5.2",
-        "family": "glm_moe_dsa",
-        "weights_from": "config shipped with quantkit",
-        "scheme": "INT4 experts in groups of 32, rest BF16",
-        "with_mtp": False,
-        "engine": "sglang",
-        "engine_version": "0.5.23",
-        "gpu": {"name": "h200", "title": "H200 141GB", "total_gib": 139.8, "free_before_load_gib": 137.4},
-        "parallel": {"tp": 8, "ep": 2, "pp": 1, "dp_attention": 4, "dcp": 1, "gpus": 8},
-        "budget": {
-            "fraction": 0.886,
-            "fraction_option": "--mem-fraction-static",
-            "is_default_fraction": True,
-            "rule": "pool = free after load - free before load x (1 - fraction)",
-            "limit_gib": 121.74,
-        },
-        "kv": {"dtype": "fp8", "layout": "packed", "chosen_by": "sglang on sm90", "formula": "78 layers x 656 B"},
-        "demand": {"context": 131072, "concurrency": 3, "tokens": 393216},
-        "ranks": [a_rank(number) for number in range(8)],
-        "verdict": "fits",
-        "reasons": ["the pool holds what is asked for"],
-        "advice": ["--gpu h100 would do"],
-        "assumptions": ["nothing else runs on the GPU"],
-        **changes,
-    }
+@cache
+def planned(name):
+    """Documents as the command makes them, by the name of what they show."""
+    made = partial(make_plan, "glm-5.2", kv_dtype=KvDtype.FP8, context=131_072)
+    if name == "plan":
+        return plan_document(made(scheme=INT4, parallel=REPLICAS, concurrency=10))
+    if name == "staged":
+        return plan_document(made(scheme=INT4, parallel=Parallel(tp=16, pp=4), concurrency=3))
+    if name == "comparison":
+        return comparison_document(*(made(scheme=scheme, parallel=REPLICAS, concurrency=10) for scheme in (FP8, INT4)))
+    if name == "overcommitted":  # the experts end below the memory of the GPU, attention begins there and ends beyond
+        request = MemoryRequest(gpu=gpu_named("h200", total_gib=48.5), scheme=INT4, context=131_072, concurrency=3)
+        return plan_document(make_memory_plan(model("glm-5.2"), request))
+    with TemporaryDirectory() as folder:
+        log = Path(folder) / "server.log"
+        log.write_text(LOG)
+        return check_document(plan_checked(MemoryOptions(), model("glm-5.2"), log))
 
 
-def an_overcommitted_plan():
-    """On a GPU of 50 GiB: the experts end below its memory, attention begins there and ends beyond."""
-    rank = a_rank()
-    rank |= {"kv_pool_gib": -12.34, "kv_pool_band_gib": [-13.1, -12.02], "kv_tokens": 0, "kv_tokens_band": [0, 0]}
-    rank["segments"] = [segment for segment in rank["segments"] if segment["kind"] not in ("kv_spare", "free")]
-    gpu = {"name": "small", "title": "Small 54GB", "total_gib": 50.0, "free_before_load_gib": 48.0}
-    ranks = [{**rank, "rank": number, "limit_gib": 42.53} for number in range(8)]
-    return a_plan(gpu=gpu, ranks=ranks, verdict="does not fit")
+def document_of(name):
+    """To alter."""
+    return copy.deepcopy(planned(name))
 
 
-def a_staged_plan():
-    stages = [(stage, (20 * stage, min(78, 20 * stage + 20))) for stage in range(4)]
-    ranks = [a_rank(16 * stage + one, stage, layers, stage / 2) for stage, layers in stages for one in range(16)]
-    return a_plan(ranks=ranks, verdict="tight")
-
-
-def a_comparison():
-    first, second = a_plan(scheme="FP8", verdict="tight"), a_plan()
-    for rank in first["ranks"]:
-        rank["copies_gib"] = 1.5
-    difference = {"weights_gib": -33.81, "kv_pool_gib": 33.82, "kv_tokens": 673_000, "requests_at_context": -1}
-    return {
-        **{key: first[key] for key in ("command", "version", "status")},
-        "plans": [first, second],
-        "difference": difference,
-    }
+NAMES = ("plan", "overcommitted", "staged", "comparison", "checked")
 
 
 def hostile(tree):
@@ -117,91 +77,233 @@ def hostile(tree):
     return HOSTILE if isinstance(tree, str) else tree
 
 
-def gib(value):
+def shown(value, unit="GiB"):
+    if unit != "GiB":
+        return f"{value:,} {unit.removesuffix('s') if value == 1 else unit}".replace("-", MINUS)
     return f"{value:,.2f} GiB".replace("-", MINUS)
+
+
+def plans_of(document):
+    return document.get("plans", [document])
 
 
 def expected_texts(plan):
     """Every figure of a plan as a reader should find it."""
-    gpu, demand = plan["gpu"], plan["demand"]
+    gpu, demand, parallel = plan["gpu"], plan["demand"], plan["parallel"]
     yield from (plan[key] for key in ("model", "family", "weights_from", "scheme", "engine_version", "verdict"))
     yield from (*plan["reasons"], *plan["advice"], *plan["assumptions"])
-    yield from (f"{plan['parallel']['gpus']} x {gpu['title']}", "TP 8, EP 2, PP 1, DP attention 4, DCP 1")
-    yield from (f"{gpu['total_gib']:g} GiB", f"{gpu['free_before_load_gib']:g} GiB free before load")
-    yield from (f"--mem-fraction-static {plan['budget']['fraction']} (the default)", plan["budget"]["rule"])
+    yield f"{parallel['gpus']} x {gpu['title']}"
+    sizes = ("TP", "tp"), ("EP", "ep"), ("PP", "pp"), ("DP attention", "dp_attention"), ("DCP", "dcp")
+    yield ", ".join(f"{name} {parallel[key]}" for name, key in sizes)
+    yield f"Flags {parallel['flags']} "
+    yield "Role prefill and decode "
+    yield from (f"{gpu['total_gib']:g} GiB", f"{round(gpu['free_before_load_gib'], 2):g} GiB free before load")
+    whose = "the default" if plan["budget"]["is_default_fraction"] else "as given"
+    yield f"--mem-fraction-static {plan['budget']['fraction']} ({whose}): {plan['budget']['rule']}"
+    yield f"static limit {round(plan['budget']['limit_gib'], 2):g} GiB"
     yield f"{plan['kv']['dtype']}, {plan['kv']['layout']}; chosen by {plan['kv']['chosen_by']}"
-    yield f"context {demand['context']:,} tokens, concurrency {demand['concurrency']}: {demand['tokens']:,} tokens"
+    yield f"context {demand['context']:,} tokens, concurrency {demand['concurrency']}"
+    yield f"Tokens in the pool {shown(plan['kv_tokens'], 'tokens')} "
+    yield f"Requests at full context {shown(plan['requests_at_context'], 'requests')} "
     for rank in plan["ranks"]:
-        yield f"static limit {rank.get('limit_gib', plan['budget']['limit_gib'])} GiB"
-        keys = ("weights_gib", "replicated_gib", "copies_gib", "kv_pool_gib", "overhead_gib", "load_peak_gib")
-        yield from (gib(rank[key]) for key in (*keys, "free_gib"))
-        yield gib(rank["weights_gib"] - rank["replicated_gib"])
-        for part, size in rank["weights_by_part_gib"].items():
-            same = rank["replicated_by_part_gib"].get(part)
-            yield f" {gib(size - (same or 0))} {DASH if same is None else gib(same)} "
-        for segment in rank["segments"]:
-            yield f"{segment['name'].replace('_', ' ')} {gib(segment['gib'])}"
-        low, high = rank["kv_tokens_band"]
-        yield f"{rank['kv_tokens']:,} tokens band {low:,} tokens to {high:,} tokens"
-        low, high = rank["kv_pool_band_gib"]
-        yield f"{gib(rank['kv_pool_gib'])} band {gib(low)} to {gib(high)}"
-        low, high = rank["overhead_band_gib"]
-        yield f"{gib(rank['overhead_gib'])} band {gib(low)} to {gib(high)} {rank['overhead_source']}"
-        yield f"{rank['requests_at_context']} requests"
-        yield f"{rank['kv_bytes_per_token']:,} B {plan['kv']['formula']}"
-        yield f"stage {rank['stage']}, layers {rank['layers'][0]} to {rank['layers'][1] - 1}"
+        yield from expected_of_a_rank(rank)
 
 
-@pytest.mark.parametrize("make", [a_plan, an_overcommitted_plan, a_staged_plan])
-def test_every_figure_is_there_with_its_unit(make):
-    plan = make()
-    text = Reader(memory_page(plan)).text
-    assert [one for one in expected_texts(plan) if one not in text] == []
+def expected_of_a_rank(rank):
+    sharded = rank["weights_gib"] - rank["replicated_gib"]
+    yield f" {shown(rank['weights_gib'])} "
+    yield f"{shown(sharded)} {shown(rank['replicated_gib'])}"
+    for part, size in rank["weights_by_part_gib"].items():
+        same = rank["replicated_by_part_gib"].get(part)
+        yield f" {shown(size - (same or 0))} {DASH if same is None else shown(same)} "
+    for segment in rank["segments"]:
+        yield f"{segment['name'].replace('_', ' ')} {shown(segment['gib'])}"
+    yield f"{shown(rank['kv_bytes_per_token'], 'B')} {rank['kv_formula']} "
+    yield f" {shown(rank['requests_at_context'], 'requests')} "
+    for key, words in (("kv_pool", ""), ("overhead", rank["overhead_source"]), ("buffers", "")):
+        low, high = rank[f"{key}_band_gib"]
+        yield f" {shown(rank[f'{key}_gib'])} band {shown(low)} to {shown(high)} {words}"
+    low, high = (shown(end, "tokens") for end in rank["kv_tokens_band"])
+    yield f" {shown(rank['kv_tokens'], 'tokens')} band {low} to {high} "
+    yield from (f" {shown(rank[key])} " for key in ("copies_gib", "load_peak_gib", "free_gib"))
+    yield f"stage {rank['stage']}, layers {rank['layers'][0]} to {rank['layers'][1] - 1}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_figure_is_there_with_its_unit(name):
+    document = planned(name)
+    text = Reader(memory_page(document)).text
+    assert [one for plan in plans_of(document) for one in expected_texts(plan) if one not in text] == []
     assert "GiB means 230 bytes" in text  # 2^30: the 30 is raised
-    assert "quantkit 0.1.0, memory-plan, status ok" in text
+    assert f"quantkit {document['version']}, memory-plan, status ok" in text
+
+
+def test_figures_stand_behind_their_names():
+    (row,) = {json.dumps({**rank, "rank": None}): rank for rank in planned("plan")["ranks"]}.values()
+    text = Reader(memory_page(planned("plan"))).text.partition("KV cache, overhead and the rest of one rank ranks 0-7")[
+        2
+    ]
+    low, high = map(shown, row["buffers_band_gib"])
+    rest = f"Copies of weights {shown(row['copies_gib'])} Buffers {shown(row['buffers_gib'])} band {low} to {high} "
+    assert rest + f"Peak while loading {shown(row['load_peak_gib'])} Left free {shown(row['free_gib'])} " in text
+    assert (
+        f"Requests in the pool {shown(row['requests_at_context'], 'requests')} Overhead {row['overhead_gib']:.2f}"
+        in text
+    )
+    assert f"KV cache of one token {row['kv_bytes_per_token']:,} B" in text
+    assert f"KV pool {row['kv_pool_gib']:.2f} GiB band" in text
+
+
+def test_replicas_share_what_is_asked_for():
+    document = planned("plan")
+    assert (document["demand"]["concurrency"], document["demand"]["per_replica"]) == (10, 3)
+    assert document["requests_at_context"] == 4 * document["ranks"][0]["requests_at_context"] > 0
+    text = Reader(memory_page(document)).text
+    assert "concurrency 10 in all, 3 on each attention replica: 393,216 tokens asked for" in text
+    assert "tokens of each attention replica; 393,216 tokens asked for" in text
+    whole = shown(document["requests_at_context"], "requests")
+    assert f"Requests at full context {whole} of the whole server, 131,072 tokens each" in text
+
+
+def test_without_replicas_nothing_is_said_of_them():
+    text = Reader(memory_page(planned("staged"))).text
+    assert "concurrency 3: 393,216 tokens asked for" in text
+    assert "tokens 393,216 tokens asked for" in text
+    assert "replica" not in text.replace("replicated", "").replace("Replicated", "")
+    assert "of the whole server" not in text
+
+
+def test_words_that_depend_on_what_was_asked():
+    document = document_of("plan")
+    document["demand"]["tokens"] = 0
+    document["role"], document["with_mtp"], document["engine"] = "decode", True, "vllm"
+    document["budget"]["is_default_fraction"] = False
+    document["budget"]["fraction"] = 0.8
+    text = Reader(memory_page(document)).text
+    for words in ("nothing asked for", "Role decode", "MTP layer loaded", "vLLM 0.", "0.8 (as given)"):
+        assert words in text
+    assert "MTP layer left out" in Reader(memory_page(planned("plan"))).text
 
 
 def test_a_comparison_shows_both_plans_and_the_difference():
-    document = a_comparison()
+    document = document_of("comparison")
+    document["difference"]["overhead_gib"] = -7.25
     text = Reader(memory_page(document)).text
-    assert [one for plan in document["plans"] for one in expected_texts(plan) if one not in text] == []
     assert "glm-5.2: 2 plans compared" in text
     assert "Plan A: FP8" in text
     assert "Plan B: INT4 experts" in text
-    assert f"All weights {gib(52.9504)} {gib(52.9504)} {MINUS}33.81 GiB" in text  # as the document says
-    for change in ("+33.82 GiB", "+673,000 tokens", f"{MINUS}1 requests"):
-        assert change in text
-    assert f"Copies of weights 1.50 GiB 0.27 GiB {MINUS}1.23 GiB" in text  # reckoned: it has none
+    one, other = (plan["ranks"][0] for plan in document["plans"])
+    change = shown(other["weights_gib"] - one["weights_gib"])
+    assert change.startswith(MINUS)
+    assert f"All weights {shown(one['weights_gib'])} {shown(other['weights_gib'])} {change}" in text
+    more = shown(other["kv_tokens"] - one["kv_tokens"], "tokens")
+    assert f" +{more} " in text
+    assert f"{MINUS}7.25 GiB Copies of weights" in text  # as the document says
+    peak = shown(other["load_peak_gib"] - one["load_peak_gib"])
+    assert f"{shown(one['load_peak_gib'])} {shown(other['load_peak_gib'])} {peak} Left free" in text
+    experts = [rank["weights_by_part_gib"]["experts"] for rank in (one, other)]
+    assert f"experts {shown(experts[0])} {shown(experts[1])} {shown(experts[1] - experts[0])}" in text
+
+
+def test_what_a_comparison_reckons_itself_is_of_the_rank_where_fewest_tokens_fit():
+    document = document_of("comparison")
+    first, second = document["plans"]
+    for plan, copies_gib in ((first, 1.5), (second, 0.25)):
+        plan["ranks"][3] |= {"kv_tokens": 77, "copies_gib": copies_gib}
+    first["ranks"][3]["weights_by_part_gib"]["extra"] = 4.0
+    text = Reader(memory_page(document)).text
+    usual = [shown(plan["ranks"][0]["copies_gib"]) for plan in document["plans"]]
+    assert f"Copies of weights {usual[0]} to 1.50 GiB 0.25 GiB to {usual[1]} {MINUS}1.25 GiB" in text
+    assert f"extra 4.00 GiB {DASH} {MINUS}4.00 GiB" in text
+
+
+def test_a_log_stands_beside_the_plan():
+    document = document_of("checked")
+    rows = {row["name"]: row for row in document["check"]}
+    assert rows["CUDA graphs"]["planned"] is None
+    text = Reader(memory_page(document)).text
+    section = text.partition("Against the log")[2].partition("Weights of one rank, by part")[0]
+    assert "The log names the model zai-org/GLM-5.2-FP8." in section
+    assert "Planned and measured planned measured difference line of the log weights and copies" in section
+    for row in rows.values():
+        cells = [DASH if row["planned"] is None else logged(row["planned"], row["unit"])]
+        cells.append(logged(row["measured"], row["unit"]))
+        percent = row["difference_percent"]
+        cells.append(DASH if percent is None else f"{percent:{'+' if percent else ''}.2f} %".replace("-", MINUS))
+        assert f"{row['name']} {' '.join(cells)} {row['line']} " in section
+    assert f"CUDA graphs {DASH} 1.66 GiB {DASH} 5" in section
+    assert "fraction 0.8765 0.8765 0.00 % 1" in section
+    assert f" {MINUS}" in section
+    document["log_model"] = ""
+    assert "The log names" not in Reader(memory_page(document)).text
+
+
+def logged(value, unit):
+    return shown(value, unit) if unit == "GiB" else f"{round(value, 2 if unit else 4):,.15g} {unit}".strip()
+
+
+@pytest.mark.parametrize("name", ["plan", "comparison"])
+def test_without_a_log_there_is_no_section_for_it(name):
+    assert "Against the log" not in memory_page(planned(name))
 
 
 def test_equal_ranks_share_a_bar():
-    page = memory_page(a_staged_plan())
+    page = memory_page(planned("staged"))
     assert re.findall(r"<h3>(ranks? [^<]*)</h3>", page) == ["ranks 0-15", "ranks 16-31", "ranks 32-47", "ranks 48-63"]
-    plan = a_plan()
-    plan["ranks"][3]["overhead_gib"] = 9.5
-    page = memory_page(plan)
+    document = document_of("plan")
+    document["ranks"][3] |= {"overhead_gib": 9.5, "kv_tokens": 5}
+    page = memory_page(document)
     assert re.findall(r"<h3>(ranks? [^<]*)</h3>", page) == ["ranks 0-2, 4-7", "rank 3"]
+    assert "Of rank 3, where fewest tokens fit." in page
+    assert "where fewest tokens fit" not in memory_page(planned("plan"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_has_a_cell_for_each_column(name):
+    for table in re.findall(r"<table>(.*?)</table>", memory_page(planned(name)), re.DOTALL):
+        num_columns = table.count('scope="col"')
+        assert {row.count("<td>") for row in re.findall(r"<tr[^>]*><th scope=.row.*?</tr>", table)} == {num_columns}
+
+
+def test_one_is_singular():
+    document = document_of("plan")
+    document["requests_at_context"] = document["kv_tokens"] = 1
+    text = Reader(memory_page(document)).text
+    assert "Tokens in the pool 1 token of" in text
+    assert "Requests at full context 1 request of" in text
+
+
+def test_a_part_of_the_weights_has_its_shade_in_every_bar():
+    entries = re.findall(r'<li class="weights (s\d)">.*?<span>(.*?)</span>', memory_page(planned("comparison")))
+    assert len(entries) == 2 * len(dict(reversed(entry) for entry in entries)) == 2 * len(set(entries)) == 16
+    assert {shade for shade, _ in entries} == {f"s{index}" for index in range(8)}
+
+
+def test_a_name_stands_left_of_what_is_hatched():
+    document = document_of("overcommitted")
+    document["gpu"]["total_gib"] = 30.0
+    needed = sum(segment["gib"] for segment in document["ranks"][0]["segments"])
+    assert f'<text x="{100 * 15 / needed:.4f}%" y="66">experts</text>' in memory_page(document)
 
 
 def test_the_page_is_of_the_document_alone():
-    document = a_comparison()
-    before = copy.deepcopy(document)
-    assert memory_page(document) == memory_page(before)
-    assert document == before
+    document = document_of("comparison")
+    assert memory_page(document) == memory_page(planned("comparison"))
+    assert document == planned("comparison")
 
 
-@pytest.mark.parametrize("make", [a_plan, an_overcommitted_plan, a_staged_plan, a_comparison])
-def test_nothing_is_loaded(make):
-    page = memory_page(make())
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_loaded(name):
+    page = memory_page(planned(name))
     words = ("http:", "https:", "//", "@import", "url(", "<script", "<link", "<img", "javascript:", " src=", " href=")
     assert [word for word in words if word in page] == []
     assert not [name for _, attributes in Reader(page).tags for name in attributes if name.startswith("on")]
     assert "default-src 'none'" in page
 
 
-@pytest.mark.parametrize("make", [a_plan, an_overcommitted_plan, a_comparison])
-def test_every_text_is_escaped(make):
-    read, plain = Reader(memory_page(hostile(make()))), Reader(memory_page(make()))
+@pytest.mark.parametrize("name", NAMES)
+def test_every_text_is_escaped(name):
+    read, plain = Reader(memory_page(hostile(planned(name)))), Reader(memory_page(planned(name)))
     assert [tag for tag, _ in read.tags if tag in ("li", "script", "img")] == ["li"] * len(plain.all("li"))
     assert {tag for tag, _ in read.tags} == {tag for tag, _ in plain.tags}
     assert {name for _, attributes in read.tags for name in attributes} == {
@@ -211,22 +313,28 @@ def test_every_text_is_escaped(make):
 
 
 def test_structure_for_readers_of_every_kind():
-    read = Reader(memory_page(a_comparison()))
+    document = planned("comparison")
+    read = Reader(memory_page(document))
     assert read.all("html") == [{"lang": "en"}]
     levels = [int(tag[1]) for tag, _ in read.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in pairwise(levels))
     assert len(read.all("table")) == len(read.all("caption")) == 5
+    assert len(Reader(memory_page(planned("checked"))).all("caption")) == 3
     assert {attributes.get("scope") for attributes in read.all("th")} == {"row", "col"}
     charts = [attributes for attributes in read.all("svg") if attributes.get("role") == "img"]
-    assert len(charts) == 2
-    for chart in charts:
-        assert chart["aria-label"].startswith("Memory of ranks 0-7: experts 47.46 GiB, attention 5.05 GiB, ")
-        assert chart["aria-label"].endswith("free 8.54 GiB, GPU memory 139.8 GiB, static limit 121.74 GiB")
+    for chart, plan in zip(charts, document["plans"], strict=True):
+        sizes = [
+            f"{segment['name'].replace('_', ' ')} {round(segment['gib'], 2):.15g} GiB"
+            for segment in plan["ranks"][0]["segments"]
+        ]
+        limit = f"static limit {round(plan['budget']['limit_gib'], 2):g} GiB"
+        assert chart["aria-label"] == f"Memory of ranks 0-7: {', '.join([*sizes, 'GPU memory 139.8 GiB', limit])}"
     hidden = [attributes for attributes in read.all("svg") if "aria-hidden" in attributes]
     assert len(hidden) + len(charts) == len(read.all("svg"))
-    assert read.all("title")[1:] == [{}] * 2 * 10  # a tooltip for each segment
+    num_segments = sum(len(plan["ranks"][0]["segments"]) for plan in document["plans"])
+    assert read.all("title")[1:] == [{}] * num_segments  # a tooltip for each
 
 
 def palettes():
@@ -304,19 +412,22 @@ tell(seen)
 """
 
 
-MAKERS = (a_plan, an_overcommitted_plan, a_staged_plan, a_comparison, lambda: hostile(an_overcommitted_plan()))
-
-
 @pytest.fixture(scope="module")
 def sights(tmp_path_factory):
-    """By page and width: the document, and what a browser shows."""
-    asked = [(make(), width) for make in MAKERS for width in (360, 1280)]
-    seen = look([(memory_page(document), width) for document, width in asked], PROBE, tmp_path_factory.mktemp("light"))
-    return [(document, width, one) for (document, width), one in zip(asked, seen, strict=True)]
+    """By the name of a document: it, the width of the window and what a browser shows, narrow and wide."""
+    documents = {name: planned(name) for name in NAMES}
+    documents |= {f"hostile {name}": hostile(planned(name)) for name in ("overcommitted", "checked")}
+    asked = [(name, width) for name in documents for width in (360, 1280)]
+    pages = [(memory_page(documents[name]), width) for name, width in asked]
+    seen = look(pages, PROBE, tmp_path_factory.mktemp("light"))
+    found = {name: [] for name in documents}
+    for (name, width), one in zip(asked, seen, strict=True):
+        found[name].append((documents[name], width, one))
+    return found
 
 
 def test_no_page_is_wider_than_the_window(sights):
-    for _, width, seen in sights:
+    for _, width, seen in chain(*sights.values()):
         assert seen["width"] == seen["scroll"] == width
         for figure in seen["figures"]:
             left, right = figure["chart"]["left"] - 1, figure["chart"]["left"] + figure["chart"]["width"] + 1
@@ -327,61 +438,73 @@ def test_no_page_is_wider_than_the_window(sights):
 
 
 def test_segments_are_as_wide_as_their_gib(sights):
-    num_bars = []
-    for document, _, seen in sights:
-        plans = document.get("plans", [document])
-        bars = [(plan, rank) for plan in plans for rank in {str(r["segments"]): r for r in plan["ranks"]}.values()]
-        ends = [plan["gpu"]["total_gib"] for plan in plans]
-        end = max([*ends, *(sum(one["gib"] for one in rank["segments"]) for _, rank in bars)])
-        num_bars.append(len(bars))
-        for (plan, rank), figure in zip(bars, seen["figures"], strict=True):
-            left, pixels = figure["chart"]["left"], figure["chart"]["width"] / end
-            start = 0.0
-            for segment, part in zip(rank["segments"], figure["parts"], strict=True):
-                assert part["left"] == pytest.approx(left + start * pixels, abs=0.1)
-                assert part["width"] == pytest.approx(segment["gib"] * pixels, abs=0.1)
-                start += segment["gib"]
-            limit = rank.get("limit_gib", plan["budget"]["limit_gib"])
-            for mark, gibs in (("total", plan["gpu"]["total_gib"]), ("limit", limit)):
-                assert figure["marks"][mark]["left"] == pytest.approx(left + gibs * pixels, abs=1.1)
-    assert num_bars == [1, 1, 1, 1, 4, 4, 2, 2, 1, 1]
+    num_bars = {}
+    for name, found in sights.items():
+        for document, _, seen in found:
+            plans = plans_of(document)
+            bars = [(plan, rank) for plan in plans for rank in {str(r["segments"]): r for r in plan["ranks"]}.values()]
+            ends = [plan["gpu"]["total_gib"] for plan in plans]
+            end = max([*ends, *(sum(one["gib"] for one in rank["segments"]) for _, rank in bars)])
+            num_bars[name] = len(bars)
+            for (plan, rank), figure in zip(bars, seen["figures"], strict=True):
+                left, pixels = figure["chart"]["left"], figure["chart"]["width"] / end
+                start = 0.0
+                for segment, part in zip(rank["segments"], figure["parts"], strict=True):
+                    assert part["left"] == pytest.approx(left + start * pixels, abs=0.1)
+                    assert part["width"] == pytest.approx(segment["gib"] * pixels, abs=0.1)
+                    start += segment["gib"]
+                for mark, gib in (("total", plan["gpu"]["total_gib"]), ("limit", plan["budget"]["limit_gib"])):
+                    assert figure["marks"][mark]["left"] == pytest.approx(left + gib * pixels, abs=1.1)
+    assert num_bars == {
+        "plan": 1,
+        "overcommitted": 1,
+        "staged": 4,
+        "comparison": 2,
+        "checked": 1,
+        "hostile overcommitted": 1,
+        "hostile checked": 1,
+    }
 
 
 def test_what_lies_beyond_the_gpu_is_hatched(sights):
-    for document, _, seen in sights[2:4]:
+    for document, _, seen in sights["overcommitted"]:
         (figure,) = seen["figures"]
         (beyond,) = figure["beyond"]
-        total = figure["marks"]["total"]
-        needed = sum(segment["gib"] for segment in document["ranks"][0]["segments"])
-        assert beyond["left"] == pytest.approx(total["left"], abs=1.1)
-        assert beyond["width"] == pytest.approx(figure["chart"]["width"] * (needed - 50) / needed, abs=1)
-        assert f"{needed:.2f} GiB needed: {needed - 50:.2f} GiB more than the GPU has" in seen["text"]
+        mark, total = figure["marks"]["total"], document["gpu"]["total_gib"]
+        segments = document["ranks"][0]["segments"]
+        assert segments[0]["gib"] < total < segments[0]["gib"] + segments[1]["gib"]
+        needed = sum(segment["gib"] for segment in segments)
+        assert beyond["left"] == pytest.approx(mark["left"], abs=1.1)
+        assert beyond["width"] == pytest.approx(figure["chart"]["width"] * (needed - total) / needed, abs=1)
+        assert f"{needed:.2f} GiB needed: {needed - total:.2f} GiB more than the GPU has" in seen["text"]
         assert "does not fit" in seen["text"]
-    assert not [figure for _, _, seen in sights[:2] + sights[4:8] for figure in seen["figures"] if figure["beyond"]]
+    enough = chain(*(sights[name] for name in ("plan", "staged", "checked")))
+    assert not [figure for _, _, seen in enough for figure in seen["figures"] if figure["beyond"]]
 
 
 def test_names_stand_in_segments_that_have_room(sights):
-    for document, width, seen in sights[:8]:
+    for document, width, seen in chain(*(sights[name] for name in NAMES)):
         for figure in seen["figures"]:
             parts = {part["name"]: part for part in figure["parts"]}
             for name in figure["names"]:
                 part = parts[name["name"]]
                 assert part["left"] <= name["left"] + 0.5, (document["command"], width, name)
                 assert name["left"] + name["width"] <= part["left"] + part["width"] + 0.5
-    narrow, wide = ({name["name"] for name in sights[index][2]["figures"][0]["names"]} for index in (0, 1))
-    assert {"experts", "KV, spare"} <= narrow
-    assert narrow | {"overhead"} <= wide
+    narrow, wide = ({name["name"] for name in seen["figures"][0]["names"]} for _, _, seen in sights["plan"])
+    assert "experts" in narrow
+    assert "KV cache, asked for" not in narrow
+    assert narrow | {"KV cache, asked for", "KV cache, spare"} <= wide
 
 
 def test_a_hostile_model_is_text(sights):
-    for _, _, seen in sights[8:]:
+    for _, _, seen in chain(sights["hostile overcommitted"], sights["hostile checked"]):
         assert seen["scripts"] == 1  # the probe
         assert HOSTILE in seen["text"]
 
 
 def test_dark_where_the_reader_asks_for_it(sights, tmp_path):
-    (dark,) = look([(memory_page(a_plan()), 1280)], PROBE, tmp_path, dark=True)
-    light = sights[1][2]
+    (dark,) = look([(memory_page(planned("plan")), 1280)], PROBE, tmp_path, dark=True)
+    light = sights["plan"][1][2]
     levels = [sum(map(int, re.findall(r"\d+", seen["background"])[:3])) / 3 for seen in (light, dark)]
     assert levels[0] > 230
     assert levels[1] < 30
@@ -391,7 +514,7 @@ def test_dark_where_the_reader_asks_for_it(sights, tmp_path):
 def test_the_policy_lets_no_script_run_and_a_picture_comes_out(tmp_path):
     page = tmp_path / "page.html"
     script = "<script>document.body.textContent = 'it ran'</script></body>"
-    page.write_text(memory_page(a_plan()).replace("</body>", script), encoding="utf-8")
+    page.write_text(memory_page(planned("plan")).replace("</body>", script), encoding="utf-8")
     assert "it ran" not in re.sub(r"<script>.*?</script>", "", dump_dom(page, 1280), flags=re.DOTALL)
     screenshot(page, 1280, tmp_path / "page.png")
     header = (tmp_path / "page.png").read_bytes()[:24]

@@ -171,7 +171,8 @@ def _against_the_log(document: Json) -> str:
     if document["log_model"]:
         note = f"The log names the model {document['log_model']}. {note}"
     table = check_table(document["check"])
-    return f"""<section><h2>Against the log</h2><p class="note">{escape(note)}</p>{table}</section>
+    return f"""<section><h2>Against the log</h2><p class="note">{escape(note)}</p>{table}
+{_list("Doubts", document["doubts"])}</section>
 """
 
 

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from quantkit.engines.parallel import ENGINE_VERSIONS
+from quantkit.engines.parallel import ENGINE_VERSIONS, stage_layers
 from quantkit.errors import UsageError
+from quantkit.families.kv_shape import HeadKv
 from quantkit.memory.advice import advise
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.kv_choice import choose_format
@@ -88,6 +89,7 @@ def _assumptions(serving: Serving, num_tokens: int, split_reason: str) -> tuple[
         f"{request.engine} {ENGINE_VERSIONS[request.engine]}, with its defaults where no option says otherwise",
         f"{request.gpu.context_gib:.1f} GiB of {request.gpu.title} are gone before the model loads (context and NCCL)",
     ]
+    told += _unevenness(serving)
     if split_reason:
         told.append(f"{split_reason}: split like the others of its kind")
     if scheme != model.scheme:
@@ -103,3 +105,18 @@ def _assumptions(serving: Serving, num_tokens: int, split_reason: str) -> tuple[
     if model.kv_shape.num_mtp_layers and not request.with_mtp:
         told.append("the MTP layer is not loaded (--with-mtp counts it)")
     return tuple(told)
+
+
+def _unevenness(serving: Serving) -> list[str]:
+    """What is not split evenly, and how the engine does it instead."""
+    told, parallel, shape = [], serving.parallel, serving.kv_shape
+    spans = stage_layers(serving.model.num_layers, parallel.pp, serving.request.engine)
+    counts = [last - first for first, last in spans]
+    if len(set(counts)) > 1:
+        words = ", ".join(map(str, counts))
+        layers, engine = serving.model.num_layers, serving.request.engine
+        told.append(f"{layers} layers over {parallel.pp} stages: {words}, as {engine} does")
+    if isinstance(shape, HeadKv) and parallel.attention_tp > shape.num_kv_heads:
+        times = parallel.attention_tp // shape.num_kv_heads
+        told.append(f"{shape.num_kv_heads} KV heads over {parallel.attention_tp} ranks: each stands on {times} of them")
+    return told

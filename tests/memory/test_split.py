@@ -116,3 +116,18 @@ def test_vllm_never_gives_the_last_stage_more():
 def test_a_family_whose_classes_were_not_read_says_so():
     assert "how engines split the family 'qwen3_moe' is not known" in " ".join(plan("qwen3-235b-a22b").assumptions)
     assert "not known" not in " ".join(plan("glm-5.2").assumptions)
+
+
+@pytest.mark.parametrize(
+    ("name", "parallel", "engine", "words"),
+    [
+        ("glm-5.2", {"tp": 8, "pp": 4}, "sglang", "78 layers over 4 stages: 19, 19, 20, 20, as sglang does"),
+        ("glm-5.2", {"tp": 8, "pp": 4}, "vllm", "78 layers over 4 stages: 19, 20, 20, 19, as vllm does"),
+        ("glm-4.5", {"tp": 16}, "sglang", "8 KV heads over 16 ranks: each stands on 2 of them"),
+    ],
+)
+def test_what_is_uneven_is_said(name, parallel, engine, words):
+    made = plan(name, parallel=Parallel(**parallel), engine=engine, context=4096)
+    assert words in made.assumptions
+    even = plan(name, parallel=Parallel(tp=8), engine=engine, context=4096)
+    assert not [line for line in even.assumptions if "stages" in line or "stands on" in line]

@@ -1,0 +1,758 @@
+"""`memory-plan` as a user meets it: the forms of its question, their figures, documents and exit codes.
+
+Most run in this process, on recipes whose tensors are listed once; what only a process of its own can show has one.
+"""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import jsonschema
+import pytest
+from jsonschema.exceptions import best_match
+
+import quantkit.cli
+from quantkit.cli import memory_request
+from quantkit.cli.app import main
+from quantkit.engines.parallel import ENGINE_VERSIONS, ENGINES
+from quantkit.memory import resolve
+from quantkit.memory.kv_format import KvDtype, KvLayout
+from quantkit.memory.plan import Verdict
+from quantkit.memory.scheme import FORMATS, GROUP_SIZES
+from quantkit.memory.serving import MemoryRequest
+from quantkit.memory.weights import Part
+from quantkit.recipe_files import recipe_config, recipe_paths
+from tests.tiny import tiny_config
+
+SCHEMAS = Path(quantkit.cli.__file__).parent / "schemas"
+OPTIONS = Path(__file__).parent.parent / "golden" / "options.json"
+SCHEMA = json.loads((SCHEMAS / "memory-plan.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+# 8 heads in BF16: may be split over 8 GPUs
+SPLITTABLE = {
+    "source_format": "bf16",
+    "config_changes": {"num_attention_heads": 8, "num_key_value_heads": 8},
+}
+TOO_MUCH = "--kv-dtype fp8 --context 131072 --concurrency 64"
+TOO_FEW = (
+    "64 x 131,072 = 8,388,608 tokens are asked for on every rank, the pool holds 655,680: "
+    "7,732,928 (388.47 GiB) too few"
+)
+
+# SGLang 0.5.23 and vLLM 0.33.0: only what a check reads
+SGLANG_LOG = """\
+[2026-10-02 09:00:01] server_args={'model_path': 'zai-org/GLM-5.2-FP8', 'context_length': 65536, \
+'mem_fraction_static': 0.85, 'max_running_requests': 48, 'tp_size': 16, 'pp_size': 1, 'dp_size': 1, \
+'attn_dp_size': 1, 'dcp_size': 1, 'ep_size': 1, 'kv_cache_dtype': 'fp8_e4m3'}
+[2026-10-02 09:00:20 TP0] Load weight begin. avail mem=137.40 GB
+[2026-10-02 09:02:20 TP0] Load weight end. elapsed=120.11 s, type=GlmMoeDsaForCausalLM, quant=fp8, \
+avail mem=91.64 GB, mem usage=45.76 GB.
+[2026-10-02 09:02:42 TP0] KV Cache is allocated. dtype: torch.float8_e4m3fn, #tokens: 1400064, KV size: 70.33 GB
+[2026-10-02 09:03:08 TP0] max_total_num_tokens=1400064, chunked_prefill_size=8192, max_prefill_tokens=16384, \
+max_running_requests=48, context_len=65536, available_gpu_mem=14.03 GB
+"""
+VLLM_LOG = """\
+(APIServer pid=11) INFO 10-02 09:00:01 [startup.py:96] non-default args: {'model': 'zai-org/GLM-5.2-FP8', \
+'max_model_len': 65536, 'tensor_parallel_size': 8, 'enable_expert_parallel': True, 'gpu_memory_utilization': 0.9}
+(EngineCore pid=22) INFO 10-02 09:00:09 [core.py:139] Initializing a V1 LLM engine (v0.33.0) with config: \
+model='zai-org/GLM-5.2-FP8', dtype=torch.bfloat16, max_seq_len=65536, tensor_parallel_size=8, \
+pipeline_parallel_size=1, data_parallel_size=1, decode_context_parallel_size=1, quantization=fp8, kv_cache_dtype=fp8
+(Worker_TP0_EP0 pid=33) INFO 10-02 09:02:30 [model_runner.py:428] Model loading took 88.85 GiB memory and 118.2 seconds
+(Worker_TP0_EP0 pid=33) INFO 10-02 09:02:50 [gpu_worker.py:772] Available KV cache memory: 30.00 GiB
+(EngineCore pid=22) INFO 10-02 09:02:51 [kv_cache_utils.py:1147] GPU KV cache size: 597,120 tokens, \
+Maximum concurrency for 65,536 tokens per request: 9.11x
+(Worker_TP0_EP0 pid=33) INFO 10-02 09:03:20 [model_runner.py:1163] Graph capturing finished in 25 secs, took 2.38 GiB
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def cells(self, label):
+        """The other cells of the row of a table."""
+        rows = [re.split(r"\s{2,}", line.strip()) for line in self.out.splitlines()]
+        return next(cells[1:] for cells in rows if cells[0] == label)
+
+    def document(self, schema="memory-plan"):
+        """The one JSON document on stdout, valid against its schema."""
+        parsed = json.loads(self.out)
+        validator = jsonschema.Draft202012Validator(json.loads((SCHEMAS / f"{schema}.json").read_text()))
+        error = best_match(validator.iter_errors(parsed))
+        assert error is None, f"{error.json_path}: {error.message[:200]}"
+        return parsed
+
+
+read_once = cache(resolve.recipe_model)
+
+
+def run(*lines):
+    """`quantkit memory-plan` in this process, its arguments in one line or several."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(resolve, "recipe_model", read_once)
+        patch.setattr(memory_request, "recipe_model", read_once)
+        patch.setattr(signal, "signal", lambda number, handler: None)  # its handlers would outlive the command
+        patch.setattr(sys, "argv", ["quantkit", "memory-plan", *" ".join(lines).split()])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return Result(ended.value.code or 0, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty directory, which commands are run in."""
+    directory = tmp_path / "here"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    return directory
+
+
+def process(line, cwd=None, first="", **environment):
+    """The same in a process of its own, ``first`` executed before it."""
+    code = f"{first}\nfrom quantkit.cli.app import main; main()"
+    command = [sys.executable, "-c", code, "memory-plan", *line.split()]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=env)
+    return Result(result.returncode, result.stdout, result.stderr)
+
+
+def write_config(directory, config):
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return directory
+
+
+def test_a_recipe_as_int4_and_again_the_same(tmp_path):
+    results = []
+    for seed in ("0", "1"):
+        (tmp_path / seed).mkdir()
+        line = "glm-5.2 --to int4 --tp 8 --gpu h200 --html page.html"
+        results.append(process(line, cwd=tmp_path / seed, PYTHONHASHSEED=seed))
+    first, second = results
+    assert first == second
+    assert (tmp_path / "0" / "page.html").read_bytes() == (tmp_path / "1" / "page.html").read_bytes()
+    assert (first.code, first.err) == (0, "")
+    assert first.out.startswith(
+        "Memory plan: glm-5.2, INT4 experts in groups of 32, rest BF16\n"
+        "sglang 0.5.23, --tp-size 8, 8 x H200 141GB (139.8 GiB each)\n"
+    )
+    assert first.cells("all") == ["51.43", "2.93", "54.36"]
+    assert first.cells("weights")[0] == "54.36 GiB"
+    assert "Verdict: tight\n" in first.out
+
+
+@pytest.mark.parametrize(
+    ("options", "gib", "scheme"),
+    [
+        ("", "88.18", "FP8"),
+        ("--to fp8", "88.18", "FP8"),
+        ("--to int4", "54.36", "INT4 experts in groups of 32, rest BF16"),
+        ("--scheme int4 --group-size 64", "51.72", "INT4 experts in groups of 64, rest BF16"),
+        ("--to int4 --rest fp8", "51.25", "INT4 experts in groups of 32, rest FP8"),
+        ("--to bf16", "175.65", "BF16"),
+    ],
+)
+def test_weights_by_scheme(options, gib, scheme):
+    result = run("glm-5.2", options, "--allow-overcommit")
+    assert result.code == 0
+    assert result.cells("all")[2] == gib
+    assert f"Memory plan: glm-5.2, {scheme}\n" in result.out
+
+
+def test_a_token_of_fp8_kv():
+    result = run("glm-5.2 --kv-dtype fp8")
+    assert result.cells("KV a token") == [
+        "53,940 B",
+        "78 layers x 656 B + 21 index layers x 132 B = 53,940 B",
+    ]
+    assert result.cells("KV tokens")[0] == "655,680"
+    raw = run("glm-5.2 --kv-dtype fp8 --kv-layout raw")
+    assert raw.cells("KV a token")[0] == "47,700 B"
+
+
+def test_both_names_of_mtp_are_one():
+    first, second, without = (run("glm-5.2", option) for option in ("--with-mtp", "--mtp", ""))
+    assert first == second
+    assert first.out.startswith("Memory plan: glm-5.2, FP8, with MTP\n")
+    assert first.cells("mtp")[2] == "1.31"
+    assert "\n  mtp" not in without.out
+
+
+def test_words_of_the_engines_and_capitals_are_understood():
+    assert run("glm-5.2 --engine SGLang --gpu H200 --to INT4 --kv-dtype fp8_e4m3 --kv-layout Packed --role Both") == (
+        run("glm-5.2 --to int4 --kv-dtype fp8 --kv-layout packed")
+    )
+
+
+def test_options_reach_the_plan():
+    options = "--tp 16 --ep 4 --pp 2 --dp-attention 2 --dcp 2 --gpu b200 --gpu-gib 170.5 --role decode"
+    options += " --mem-fraction-static 0.8 --kv-dtype bf16 --enforce-eager --context 8192 --concurrency 6"
+    plan = run("glm-5.2", options, "--json").document()
+    assert plan["parallel"] == {
+        "tp": 16,
+        "ep": 4,
+        "pp": 2,
+        "dp_attention": 2,
+        "dcp": 2,
+        "gpus": 32,
+        "flags": "--tp-size 16 --pp-size 2 --ep-size 4 --attn-dp-size 2 --dcp-size 2",
+    }
+    assert plan["gpu"]["name"] == "b200"
+    assert (plan["gpu"]["total_gib"], plan["gpu"]["free_before_load_gib"]) == (170.5, 168.1)
+    assert (plan["role"], plan["kv"]["dtype"]) == ("decode", "bf16")
+    assert plan["demand"] == {"context": 8192, "concurrency": 6, "per_replica": 3, "tokens": 24_576}
+    assert (plan["budget"]["fraction"], plan["budget"]["is_default_fraction"]) == (0.8, False)
+    assert [(rank["rank"], rank["stage"], rank["layers"]) for rank in plan["ranks"]] == [
+        (number, number // 16, [[0, 39], [39, 78]][number // 16]) for number in range(32)
+    ]
+    assert sum(rank["kv_bytes_per_token"] for rank in plan["ranks"][::16]) == 78 * 1152 / 2 + 21 * 132
+    tokens = [rank["kv_tokens"] for rank in plan["ranks"]]
+    assert [rank["requests_at_context"] for rank in plan["ranks"]] == [number // 8192 for number in tokens]
+    assert len(set(tokens)) == 2
+    assert (plan["kv_tokens"], plan["requests_at_context"]) == (min(tokens), min(tokens) // 8192 * 2)
+
+    more, fewer = (run(f"glm-5.2 --max-running-requests {most} --json").document() for most in (3000, 100))
+    for plan, table_gib in ((more, 11.72), (fewer, 0.39)):
+        assert f"= {table_gib} GiB; " in plan["ranks"][0]["overhead_source"]
+    assert more["ranks"][0]["overhead_gib"] - fewer["ranks"][0]["overhead_gib"] > 11
+
+    options = "--engine vllm --gpu-memory-utilization 0.85 --context 8192 --kv-dtype fp8"
+    eager, graphs = (run("glm-5.2", options, more, "--json").document() for more in ("--enforce-eager", ""))
+    assert (eager["engine"], eager["budget"]["fraction_option"]) == ("vllm", "--gpu-memory-utilization")
+    assert (eager["engine_version"], eager["budget"]["fraction"]) == (ENGINE_VERSIONS["vllm"], 0.85)
+    assert eager["ranks"][0]["overhead_gib"] < graphs["ranks"][0]["overhead_gib"]
+
+
+def test_what_does_not_fit_is_code_5_and_a_note(here):
+    write_config(here / "DIR", recipe_config("glm-5.2"))
+    line = f"./DIR --tp 8 --gpu h200 --engine sglang {TOO_MUCH}"
+    refused, allowed = run(line), run(line, "--allow-overcommit")
+    assert (refused.code, allowed.code) == (5, 0)
+    assert refused.out == allowed.out
+    assert refused.err == allowed.err == f"does not fit: FP8: {TOO_FEW}\n"
+    assert f"Verdict: does not fit\n  {TOO_FEW}\n" in refused.out
+    assert run(line, "--concurrency 5").code == 0
+
+
+def test_code_5_still_prints_one_document():
+    result = process(f"glm-5.2 {TOO_MUCH} --json")
+    assert result.code == 5
+    plan = result.document()
+    assert (plan["status"], plan["verdict"], plan["reasons"]) == ("failed", "does not fit", [TOO_FEW])
+    assert result.err == f"does not fit: FP8: {TOO_FEW}\n"
+
+
+def test_overcommit_that_is_allowed_is_no_failure_in_the_document():
+    plan = run("glm-5.2 --json --allow-overcommit", TOO_MUCH).document()
+    assert (plan["status"], plan["verdict"]) == ("ok", "does not fit")
+
+
+def test_without_a_model_the_checkpoint_here_is_planned(here, tiny_checkpoint, monkeypatch):
+    monkeypatch.chdir(tiny_checkpoint(**SPLITTABLE).directory)
+    result = run("--tp 8")
+    assert result.code == 0
+    assert result.out.startswith("Memory plan: source, BF16\n")
+    assert "weights: headers of 2 shards in source\n" in result.out
+
+    monkeypatch.chdir(write_config(here / "glm", recipe_config("glm-5.2")))
+    result = run("--tp 8")
+    assert result.code == 0
+    assert result.out.startswith("Memory plan: glm, FP8\n")
+    assert "weights: config.json taken at its word (headers would be counted)\n" in result.out
+    assert result.cells("all")[2] == "88.18"
+
+
+@pytest.mark.usefixtures("here")
+def test_without_a_model_every_recipe_is_planned():
+    result = run("--tp 8")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(
+        "Every recipe on 8 x H200 141GB, sglang, --tp-size 8; GiB and tokens a rank, "
+        "contexts as the models allow\n\nRecipes\n"
+    )
+    rows = {name: result.cells(name) for name in recipe_paths()}
+    assert len(rows) == 12
+    assert rows["glm-5.2"] == ["88.18", "381,824", "tight", "54.36", "773,888", "tight", "92,628 B"]
+    assert rows["glm-4.7"] == ["82.26", "913,756", "fits", "26.04", "2,195,341", "fits", "47,104 B"]
+    assert rows["kimi-k2.5"] == ["71.59", "589,591", "fits", "71.59", "589,591", "fits", "70,272 B"]
+
+    rows = run("--tp 8 --json").document()["recipes"]
+    assert [row["recipe"] for row in rows] == list(recipe_paths())
+    assert {row["problem"] for row in rows} == {""}
+    published, int4 = next((row["published"], row["int4"]) for row in rows if row["recipe"] == "glm-5.2")
+    assert [len(published["ranks"]), published["scheme"], int4["ranks"][7]["kv_tokens"]] == [8, "FP8", 773_888]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_recipe_that_cannot_be_served_so_says_why_in_the_overview():
+    result = run("--tp 32 --json")
+    assert result.code == 0
+    rows = {row["recipe"]: row for row in result.document()["recipes"]}
+    assert rows["glm-5.2"]["published"] is None
+    assert "2048 / 32 = 64 columns per rank, not whole FP8 blocks of 128" in rows["glm-5.2"]["problem"]
+    assert rows["glm-5.2"]["int4"]["verdict"] == "fits"
+    assert (rows["kimi-k2.5"]["published"]["scheme"], rows["kimi-k2.5"]["problem"]) == (
+        "INT4 experts in groups of 32, rest BF16",
+        "",
+    )
+    plain = run("--tp 32")
+    assert plain.cells("glm-5.2") == ["-", "-", "-", "15.79", "1,189,824", "fits", "92,628 B"]
+    assert f"not planned: {rows['glm-5.2']['problem']}\n" in plain.err
+
+
+def test_comparison():
+    result = run("glm-5.2 --compare fp8,int4 --tp 8 --kv-dtype fp8")
+    assert (result.code, result.err) == (0, "")
+    assert result.cells("all weights") == ["GiB", "88.18", "54.36", "-33.82"]
+    assert result.cells("experts") == ["GiB", "84.40", "47.46", "-36.93"]
+    assert result.cells("KV bytes a token") == ["53,940", "53,940", "+0"]
+    assert result.cells("KV tokens") == ["655,680", "1,328,960", "+673,280"]
+    assert result.cells("requests of 1,048,576 tokens") == ["0", "1", "+1"]
+    assert result.cells("verdict") == ["tight", "tight"]
+
+    turned = run("glm-5.2 --compare int4,fp8 --kv-dtype fp8 --json").document()
+    assert [plan["scheme"] for plan in turned["plans"]] == ["INT4 experts in groups of 32, rest BF16", "FP8"]
+    first, second = (plan["ranks"][0] for plan in turned["plans"])
+    assert turned["difference"]["kv_tokens"] == second["kv_tokens"] - first["kv_tokens"] == -673_280
+    assert turned["difference"] == {
+        key: pytest.approx(second[key] - first[key], abs=1e-4) for key in SCHEMA["$defs"]["difference"]["properties"]
+    }
+    by_default = run("glm-5.2 --compare fp8,int4 --tp 8")
+    assert by_default.cells("KV tokens") == ["381,824", "773,888", "+392,064"]
+
+
+def test_a_comparison_fails_where_one_of_the_two_does_not_fit():
+    line = "glm-5.2 --compare fp8,int4 --kv-dtype fp8 --context 131072 --concurrency 8 --json"
+    result = run(line)
+    assert result.code == 5
+    assert result.document()["status"] == "failed"
+    assert [line.split(": ")[:2] for line in result.err.splitlines()] == [["does not fit", "FP8"]]
+    assert run(line, "--allow-overcommit").document()["status"] == "ok"
+
+
+def test_check_takes_the_flags_of_an_sglang_log(here):
+    (here / "server.log").write_text(SGLANG_LOG)
+    result = run("glm-5.2 --check server.log")
+    assert (result.code, result.err) == (0, "")
+    assert "sglang 0.5.23, --tp-size 16, 16 x H200" in result.out
+    assert result.cells("fraction")[0] == "0.850"
+    assert result.cells("KV dtype")[0] == "fp8"
+    assert "of 65,536 tokens at once" in result.out
+    assert result.out.partition("Against the log of zai-org/GLM-5.2-FP8\n")[2] == (
+        """\
+  figure               unit      planned   measured  difference  line
+  weights and copies   GiB        45.014     45.760  -1.63%         3
+  free before loading  GiB       137.400    137.400  +0.00%         2
+  free after loading   GiB        92.036     91.640  +0.43%         3
+  KV pool              GiB        71.426     70.330  +1.56%         4
+  KV tokens            tokens  1,421,824  1,400,064  +1.55%         4
+  fraction                         0.850      0.850  +0.00%         1
+  KV bytes per token   B          53,940     53,938  +0.00%         4
+
+"""
+    )
+
+
+def test_check_takes_the_flags_of_a_vllm_log(here):
+    (here / "server.log").write_text(VLLM_LOG)
+    plan = run("glm-5.2 --check server.log --json").document()
+    assert (plan["engine"], plan["parallel"]["tp"], plan["parallel"]["ep"]) == ("vllm", 8, 8)
+    assert (plan["budget"]["fraction"], plan["demand"]["context"]) == (0.9, 65_536)
+    assert (plan["kv"]["dtype"], plan["kv"]["layout"]) == ("fp8", "packed")
+    checked = {row["name"]: row for row in plan["check"]}
+    assert list(checked) == [
+        "weights and copies",
+        "KV pool",
+        "KV tokens",
+        "fraction",
+        "CUDA graphs",
+        "KV bytes per token",
+    ]
+    assert checked["CUDA graphs"] == {
+        "name": "CUDA graphs",
+        "unit": "GiB",
+        "planned": None,
+        "measured": 2.38,
+        "line": 6,
+        "difference_percent": None,
+    }
+    tokens = checked["KV tokens"]
+    assert (tokens["planned"], tokens["measured"], tokens["line"]) == (plan["ranks"][0]["kv_tokens"], 597_120, 5)
+    assert tokens["difference_percent"] == pytest.approx((tokens["planned"] / 597_120 - 1) * 100, abs=0.005)
+    plain = run("glm-5.2 --check server.log")
+    assert plain.cells("CUDA graphs") == ["GiB", "-", "2.380", "-", "6"]
+
+
+def test_options_that_are_given_go_before_the_log(here):
+    (here / "server.log").write_text(SGLANG_LOG)
+    line = "glm-5.2 --tp 8 --mem-fraction-static 0.9 --context 4096 --kv-dtype bf16 --max-running-requests 48 --json"
+    checked = run(line, "--check server.log").document()
+    plain = run(line).document()
+    check = checked.pop("check")
+    assert checked.pop("log_model") == "zai-org/GLM-5.2-FP8"
+    assert checked.pop("doubts") != []
+    assert checked == plain
+    assert [(row["name"], row["measured"]) for row in check if row["name"] in ("fraction", "KV tokens")] == [
+        ("KV tokens", 1_400_064),
+        ("fraction", 0.85),
+    ]
+
+
+def test_a_log_of_another_server_is_doubted(here):
+    (here / "server.log").write_text(SGLANG_LOG)
+    result = run("glm-5.2 --to int4 --check server.log")
+    assert result.code == 0
+    assert result.err.startswith("doubt: weights and copies: planned 28.7")
+    assert result.err.count("\n") == 1
+    as_json = run("glm-5.2 --to int4 --check server.log --json")
+    assert [f"doubt: {doubt}\n" for doubt in as_json.document()["doubts"]] == [result.err]
+
+
+def test_a_checked_plan_that_does_not_fit_is_code_5(here):
+    (here / "server.log").write_text(SGLANG_LOG)
+    result = run("glm-5.2 --check server.log --concurrency 64 --json")
+    assert result.code == 5
+    assert result.document()["status"] == "failed"
+    assert result.document()["check"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "heading"),
+    [
+        ("--kv-dtype fp8", 0, "glm-5.2 on 8 x H200 141GB"),
+        (TOO_MUCH, 5, "glm-5.2 on 8 x H200 141GB"),
+        ("--compare fp8,int4", 0, "glm-5.2: 2 plans compared"),
+        ("--check server.log", 0, "glm-5.2 on 16 x H200 141GB"),
+    ],
+    ids=["plan", "does not fit", "comparison", "check"],
+)
+def test_html_is_written_beside_what_is_printed(options, code, heading, here):
+    (here / "server.log").write_text(SGLANG_LOG)
+    plain = run("glm-5.2 --json", options)
+    assert run("glm-5.2 --json --html page.html", options) == plain
+    assert plain.code == code
+    page = (here / "page.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>\n")
+    assert f"<title>Memory plan of {heading}</title>" in page
+    parsed = plain.document()
+    for plan in parsed.get("plans", [parsed]):
+        assert f'<span class="unseen">Verdict: </span>{plan["verdict"]}</p>' in page
+
+
+@pytest.mark.parametrize(("path", "why"), [(".", "Is a directory"), ("none/page.html", "No such file or directory")])
+def test_html_that_cannot_be_written(path, why, here):
+    result = run("glm-5.2 --html", path)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"quantkit: {path} cannot be written ({why}); give --html another file\n"
+    assert list(here.iterdir()) == []
+
+
+LEGAL = "legal, all else equal: --tp "
+BAD = [
+    # a name that is not known, and what is near it
+    ("glm-5.2 --gpu h2000", 2, ["unknown GPU 'h2000'", "did you mean h200 or ", "--gpu-gib"]),
+    ("glm-5.2 --gpu quantum", 2, ["unknown GPU 'quantum'", "known: h100, h200, h20, "]),
+    ("glm-5.x", 2, ["'glm-5.x' is neither a recipe nor a directory here", "did you mean glm-5."]),
+    ("zzz", 2, ["'zzz' is neither", "see quantkit recipes"]),
+    ("./nowhere", 3, ["./nowhere: is not there", "name a recipe, a config.json, a directory or a hub id"]),
+    ("nowhere.json", 3, ["nowhere.json: is missing", "name a config.json, "]),
+    # words
+    ("glm-5.2 --scheme int5", 2, ["--scheme int5 is not known", "choose fp8, bf16, int4"]),
+    ("glm-5.2 --engine tgi", 2, ["--engine tgi is not known", "choose sglang, vllm"]),
+    ("glm-5.2 --role encode", 2, ["--role encode is not known", "choose both, prefill, decode"]),
+    ("glm-5.2 --kv-dtype int8", 2, ["--kv-dtype int8 is not known", "choose bf16, fp8"]),
+    ("glm-5.2 --kv-layout odd", 2, ["--kv-layout odd is not known", "choose raw, packed"]),
+    ("glm-5.2 --to int4 --rest int4", 2, ["--rest int4 is not known", "choose bf16, fp8"]),
+    ("glm-5.2 --to int4 --group-size 48", 2, ["--group-size 48 is not known", "choose 32, 64, 128"]),
+    ("glm-5.2 --compare fp8", 2, ["--compare 'fp8' is no pair", "give two of fp8, bf16, int4"]),
+    ("glm-5.2 --compare fp8,int4,bf16", 2, ["--compare 'fp8,int4,bf16' is no pair", "give two of fp8, bf16, int4"]),
+    ("glm-5.2 --compare fp8,int5", 2, ["--compare 'fp8,int5' is no pair", "give two of fp8, bf16, int4"]),
+    # numbers
+    ("glm-5.2 --tp 0", 2, ["a parallel size is below 1", "give sizes from 1"]),
+    ("glm-5.2 --dcp -2", 2, ["a parallel size is below 1", "give sizes from 1"]),
+    ("glm-5.2 --context 0", 2, ["--context 0 is no count", "give a number from 1"]),
+    ("glm-5.2 --concurrency -3", 2, ["--concurrency -3 is no count", "give a number from 1"]),
+    ("glm-5.2 --gpu-gib -1", 2, ["--gpu-gib -1 is no memory of a GPU", "give GiB as torch reports them"]),
+    ("glm-5.2 --mem-fraction-static 1.5", 2, ["--mem-fraction-static 1.5 is no share", "give 0.88"]),
+    ("glm-5.2 --engine vllm --gpu-memory-utilization 0", 2, ["--gpu-memory-utilization 0 is no share", "give 0.88"]),
+    ("glm-5.2 --tp eight", 2, ["eight", "see quantkit memory-plan --help"]),
+    ("glm-5.2 --max-running-requests 0", 2, ["--max-running-requests 0 is no count", "give a number from 1"]),
+    ("glm-5.2 --context 2000000", 2, ["the 1048576 tokens that the model is made for", "give less, or plan from"]),
+    # what engines refuse, and the rule
+    ("glm-5.2 --tp 7", 2, ["64 attention heads do not divide by 7", f"{LEGAL}1, 2, 4, 8, 16\n"]),
+    (
+        "glm-4.7 --to int4 --group-size 128 --tp 8",
+        2,
+        [
+            "1536 / 8 = 192 columns per rank, not a whole number of groups of 128",
+            f"{LEGAL}1, 2, 4; --ep 8; --group-size 32, 64\n",
+        ],
+    ),
+    ("glm-5.2 --ep 3", 2, ["EP 3 does not divide TP 8", "legal, all else equal: --ep 1, 2, 4, 8\n"]),
+    ("glm-4.7 --kv-dtype fp8 --kv-layout packed", 2, ["sparse attention", "leave --kv-layout out"]),
+    ("glm-5.2 --kv-dtype bf16 --kv-layout packed", 2, ["is an FP8 layout", "add --kv-dtype fp8"]),
+    ("glm-5.2 --engine vllm --gpu a100", 2, ["no sparse-attention backend for sm80", "choose another --gpu"]),
+    # what does not go together
+    ("glm-5.2 --group-size 64", 2, ["--group-size and --rest speak of INT4", "add --to int4"]),
+    ("glm-5.2 --to fp8 --group-size 64", 2, ["speak of INT4, not of fp8", "leave them out"]),
+    ("glm-5.2 --rest fp8", 2, ["--group-size and --rest speak of INT4", "add --to int4"]),
+    ("kimi-k2.5 --to int4 --group-size 64", 2, ["kimi-k2.5 is INT4 already, in groups of 32", "or give 32"]),
+    (
+        "glm-5.2 --engine vllm --mem-fraction-static 0.8",
+        2,
+        ["--mem-fraction-static is an option of sglang", "add --engine sglang"],
+    ),
+    (
+        "glm-5.2 --gpu-memory-utilization 0.8",
+        2,
+        ["--gpu-memory-utilization is an option of vllm", "add --engine vllm"],
+    ),
+    ("glm-5.2 --to int4 --compare fp8,int4", 2, ["--compare and --scheme say the same", "leave one of them out"]),
+    ("glm-5.2 --compare fp8,int4 --check x.log", 2, ["--compare and --check do not", "leave one of them out"]),
+    ("--compare fp8,int4", 2, ["there is no checkpoint here", "name a MODEL"]),
+    ("--check other.log", 2, ["there is no checkpoint here", "name a MODEL"]),
+    ("--to int4", 2, ["the overview shows every recipe as published and as INT4", "name a MODEL"]),
+    ("kimi-k2 --with-mtp", 2, ["kimi-k2 has no MTP layer", "leave --with-mtp out"]),
+    ("glm-5.2 --engine vllm --role decode", 2, ["--role is not known for vllm", "leave --role out"]),
+    ("--html page.html", 2, ["there is no checkpoint here", "name a MODEL"]),
+    ("glm-5", 2, ["'glm-5' is a recipe and a directory here", "write ./glm-5 for the directory"]),
+    # files
+    ("./unknown", 3, ["model_type 'llama' is not a known family", "plan from the checkpoint directory or the hub id"]),
+    ("./broken", 3, ["config.json: is not JSON", "download it again"]),
+    ("./list", 3, ["config.json: is not a JSON object", "download it again"]),
+    ("./glm-5", 3, ["config.json: is missing", "name a config.json, a recipe, a directory or a hub id"]),
+    ("glm-5.2 --check none.log", 3, ["none.log: cannot be read", "check that the file is there"]),
+    ("glm-5.2 --check other.log", 3, ["other.log: is no log of SGLang or vLLM", "pass what the server printed"]),
+    ("glm-5.2 --check early.log", 3, ["early.log: the log of sglang stops before", "wait until the server"]),
+    ("glm-5.2 --check server.log --engine vllm", 2, ["the log is sglang's, --engine says vllm", "leave --engine out"]),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "words"), BAD, ids=[line for line, _, _ in BAD])
+def test_a_mistake_is_one_line_with_its_remedy_and_a_document(line, code, words, here):
+    (here / "glm-5").mkdir()
+    write_config(here / "unknown", {**tiny_config("glm4_moe"), "model_type": "llama"})
+    write_config(here / "broken", "{")
+    write_config(here / "list", "[]")
+    (here / "other.log").write_text("INFO: listening on port 8000\n")
+    (here / "server.log").write_text(SGLANG_LOG)
+    (here / "early.log").write_text(SGLANG_LOG.partition("\n")[0])
+    before = set(here.rglob("*"))
+    result = run(line)
+    assert (result.code, result.out) == (code, "")
+    assert result.err.count("\n") == 1
+    assert result.err.startswith("quantkit: ")
+    for word in words:
+        assert word in result.err
+    as_json = run(line, "--json")
+    assert (as_json.code, as_json.err) == (code, result.err)
+    error = as_json.document("error")
+    assert error["command"] == "memory-plan"
+    assert error["error"]["class"] in {2: ("UsageError", "RecipeError"), 3: ("SourceError",)}[code]
+    assert error["error"]["remedy"] in result.err
+    assert set(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field"),
+    [
+        ("glm_moe_dsa", "num_hidden_layers"),
+        ("glm_moe_dsa", "num_attention_heads"),
+        ("glm_moe_dsa", "hidden_size"),
+        ("glm_moe_dsa", "kv_lora_rank"),
+        ("glm_moe_dsa", "index_head_dim"),
+        ("glm_moe_dsa", "vocab_size"),
+        ("glm4_moe", "intermediate_size"),
+        ("glm4_moe", "moe_intermediate_size"),
+    ],
+)
+def test_a_field_that_a_config_lacks_is_named(model_type, field, here):
+    config = tiny_config(model_type)
+    write_config(here / "whole", config)
+    assert run("./whole --tp 1").code == 0
+    config.pop(field)
+    write_config(here / "lacking", config)
+    result = run("./lacking --tp 1")
+    assert (result.code, result.out) == (3, "")
+    assert result.err == f"quantkit: config.json: {field} is missing; take config.json from the source again\n"
+
+
+def test_a_hub_that_cannot_be_reached(tmp_path):
+    result = process(
+        "zai-org/GLM-5.2-FP8",
+        first="import time; time.sleep = lambda seconds: None",  # it tries several times
+        HF_HOME=str(tmp_path),
+        HF_ENDPOINT="http://127.0.0.1:9",
+        HF_HUB_OFFLINE="0",
+    )
+    assert (result.code, result.out) == (3, "")
+    assert result.err.count("\n") == 1
+    assert result.err.startswith("quantkit: zai-org/GLM-5.2-FP8@main: cannot be fetched")
+    assert "check the network" in result.err
+
+
+HEAVY = {"torch", "numba", "transformers", "pydantic", "huggingface_hub"}
+
+
+def imported(line, cwd):
+    """How it ended, with the names of all packages that were imported instead of stderr."""
+    first = "import sys, atexit; atexit.register(lambda: sys.stderr.write(' '.join(sys.modules)))"
+    result = process(line, cwd=cwd, first=first)
+    return replace(result, err={name.partition(".")[0] for name in result.err.split()})
+
+
+def test_help_imports_nothing_heavy(tmp_path):
+    result = imported("--help", tmp_path)
+    assert result.code == 0
+    assert "Example: quantkit memory-plan" in result.out
+    assert "quantkit" in result.err
+    assert result.err & {*HEAVY, "numpy"} == set()
+
+
+def test_a_plan_of_119_thousand_tensors_imports_nothing_heavy(tmp_path):
+    assert sum(group.count for group in read_once("glm-5.2").read_stored()) == 118_629
+    result = imported("glm-5.2 --to int4 --html page.html", tmp_path)
+    assert result.code == 0
+    assert result.cells("all")[2] == "54.36"
+    assert "quantkit" in result.err
+    assert result.err & HEAVY == set()
+
+
+def test_options_are_frozen():
+    """A change of the command line is a decision: change this list with it."""
+    text = process("--help", COLUMNS="200").out
+    found = set(re.findall(r"(?<=[ /])--?[a-z][a-z-]*", text.split("Options:")[1])) - {"--help", "-h"}
+    assert sorted(found) == json.loads(OPTIONS.read_text())["memory-plan"]
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory):
+    """One document of each form."""
+    log = tmp_path_factory.mktemp("logs") / "server.log"
+    log.write_text(SGLANG_LOG)
+    lines = {
+        "plan": "glm-5.2 --kv-dtype fp8",
+        "vision and stages": "kimi-k2.5 --gpu b300 --pp 2 --context 4096 --concurrency 8",
+        "check": f"glm-5.2 --check {log}",
+        "comparison": "glm-5.2 --compare fp8,int4 --with-mtp",
+    }
+    return {form: run(line, "--json").document() for form, line in lines.items()}
+
+
+def test_the_document_has_what_was_asked_for(documents):
+    plan = documents["plan"]
+    assert (plan["model"], plan["engine"], plan["verdict"]) == ("glm-5.2", "sglang", "tight")
+    assert (plan["gpu"]["name"], plan["gpu"]["total_gib"], plan["parallel"]["tp"]) == ("h200", 139.8, 8)
+    assert len(plan["ranks"]) == 8
+    assert plan["reasons"][0].startswith("overhead is expected to take ")
+    for rank in plan["ranks"]:
+        assert rank["weights_gib"] == pytest.approx(88.18, abs=0.005)
+        assert rank["weights_by_part_gib"]["experts"] == pytest.approx(84.40, abs=0.005)
+        assert sum(rank["weights_by_part_gib"].values()) == pytest.approx(rank["weights_gib"], abs=0.001)
+        assert (rank["kv_bytes_per_token"], rank["kv_tokens"]) == (53_940, 655_680)
+        assert rank["kv_pool_gib"] == pytest.approx(655_680 * 53_940 / 2**30, abs=64 * 53_940 / 2**30)
+        for key in ("overhead", "kv_pool", "buffers"):
+            low, high = rank[f"{key}_band_gib"]
+            assert low < rank[f"{key}_gib"] < high
+        assert rank["kv_tokens_band"][0] < rank["kv_tokens"] < rank["kv_tokens_band"][1]
+        assert rank["replicated_gib"] == pytest.approx(1.58, abs=0.005)
+        assert sum(rank["replicated_by_part_gib"].values()) == pytest.approx(1.58, abs=0.005)
+        assert rank["load_peak_gib"] == pytest.approx(88.45, abs=0.005)
+        assert rank["free_gib"] == rank["segments"][-1]["gib"]
+        assert sum(segment["gib"] for segment in rank["segments"]) == pytest.approx(139.8, abs=0.001)
+
+
+def test_the_document_says_what_is_loaded_and_how_it_is_stored(documents):
+    first, second = documents["comparison"]["plans"]
+    assert [plan["with_mtp"] for plan in (first, second, documents["plan"])] == [True, True, False]
+    assert first["storage"] == {"experts": "fp8", "rest": "fp8", "group_size": None}
+    assert second["storage"] == {"experts": "int4", "rest": "bf16", "group_size": 32}
+
+
+def test_every_form_is_one_form_of_the_schema(documents):
+    VALIDATOR.check_schema(SCHEMA)
+    forms = [jsonschema.Draft202012Validator({**form, "$defs": SCHEMA["$defs"]}) for form in SCHEMA["oneOf"]]
+    for name, parsed in documents.items():
+        VALIDATOR.validate(parsed)
+        assert sum(form.is_valid(parsed) for form in forms) == 1, name
+    nested = json.loads(json.dumps(documents["comparison"]))
+    nested["plans"][0]["check"] = documents["check"]["check"]
+    assert not VALIDATOR.is_valid(nested)
+
+
+def objects_in(value, path=()):
+    """Objects of a document with their paths; of a list only what is in its first item, the others are alike."""
+    if isinstance(value, dict):
+        yield path, value
+        for key, inner in value.items():
+            yield from objects_in(inner, (*path, key))
+    elif isinstance(value, list) and value:
+        yield from objects_in(value[0], (*path, 0))
+
+
+@pytest.mark.parametrize("form", ["plan", "check", "comparison"])
+def test_the_schema_wants_every_key_and_no_other(form, documents):
+    parsed = json.loads(json.dumps(documents[form]))
+    for plan in parsed.get("plans", [parsed]):
+        del plan["ranks"][1:]
+    found = list(objects_in(parsed))
+    assert len(found) > 10
+    for path, one in found:
+        one["surplus"] = 1
+        assert not VALIDATOR.is_valid(parsed), path
+        del one["surplus"]
+        is_by_part = path[-1:] in (("weights_by_part_gib",), ("replicated_by_part_gib",))
+        for key in list(one):
+            kept = one.pop(key)
+            assert VALIDATOR.is_valid(parsed) == is_by_part, (path, key)
+            one[key] = kept
+    VALIDATOR.validate(parsed)
+
+
+def test_every_key_of_the_schema_is_described_with_its_unit():
+    keys = []
+    for path, one in objects_in(SCHEMA):
+        if path[-1:] != ("properties",) or path[1] in ("plain_plan", "by_part"):
+            continue
+        for key, schema in one.items():
+            keys.append(key)
+            target = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+            words = schema.get("description") or target.get("description") or str(target.get("const", ""))
+            assert words, (path, key)
+            if re.search(r"(?:^|_)gib$", key):
+                assert "GiB" in words, (path, key)
+            if "bytes" in key:
+                assert "bytes" in words, (path, key)
+    assert len(keys) > 70
+
+
+def test_the_words_of_the_schema_are_those_of_the_code():
+    definitions = SCHEMA["$defs"]
+
+    def words(definition, key):
+        return definitions[definition]["properties"][key]["enum"]
+
+    assert list(definitions["by_part"]["properties"]) == list(Part)
+    assert words("plan", "verdict") == list(Verdict)
+    assert words("plan", "engine") == list(ENGINES)
+    assert words("plan", "role") == list(get_args(get_type_hints(MemoryRequest)["role"]))
+    assert sorted(words("kv", "dtype")) == sorted(KvDtype)
+    assert sorted(words("kv", "layout")) == sorted(KvLayout)
+    assert words("storage", "experts") == list(FORMATS)
+    assert words("storage", "group_size") == [*GROUP_SIZES, None]
+    options = {option for command in json.loads(OPTIONS.read_text()).values() for option in command}
+    assert set(words("budget", "fraction_option")) < options

@@ -234,7 +234,7 @@ def test_help_and_recipes_import_nothing_heavy(arguments):
 
 
 def test_every_command_has_help_with_an_example():
-    commands = ["convert", "plan", "verify", "inspect", "recipes"]
+    commands = ["convert", "plan", "verify", "inspect", "memory-plan", "recipes"]
     assert all(command in run("--help").stdout for command in commands)
     for command in commands:
         assert "Example: quantkit " + command in run(command, "--help").stdout
@@ -245,7 +245,7 @@ def test_options_are_frozen():
     import re
 
     found = {}
-    for command in ("convert", "plan", "verify", "inspect", "recipes"):
+    for command in ("convert", "plan", "verify", "inspect", "memory-plan", "recipes"):
         text = run(command, "--help", env={"COLUMNS": "200"}).stdout
         found[command] = sorted(
             set(re.findall(r"(?<=[ /])--?[a-z][a-z-]*", text.split("Options:")[1])) - {"--help", "-h"}

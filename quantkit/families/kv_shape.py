@@ -50,7 +50,7 @@ KvShape = LatentKv | HeadKv
 
 def latent_kv(config: Config, has_indexer: HasIndexer | None = None) -> LatentKv:
     """Of a text config with latent attention. ``has_indexer``: whether a layer has an indexer of its own."""
-    num_layers = integer(config, "num_hidden_layers")
+    num_layers = integer(config, "num_hidden_layers", at_least=1)
     num_mtp_layers = integer(config, "num_nextn_predict_layers", 0)
     heads = integer(config, "num_attention_heads", at_least=1)
     layers = range(num_layers + num_mtp_layers) if has_indexer is not None else range(0)
@@ -70,7 +70,7 @@ def head_kv(config: Config) -> HeadKv:
     """Of a text config with grouped-query attention."""
     heads = integer(config, "num_attention_heads", at_least=1)
     return HeadKv(
-        num_layers=integer(config, "num_hidden_layers"),
+        num_layers=integer(config, "num_hidden_layers", at_least=1),
         num_mtp_layers=integer(config, "num_nextn_predict_layers", 0),
         num_kv_heads=integer(config, "num_key_value_heads", heads, at_least=1),
         head_dim=integer(config, "head_dim", integer(config, "hidden_size") // heads, at_least=1),

@@ -41,7 +41,8 @@ def _changes(model: Model, plan: MemoryPlan) -> Iterator[tuple[str, MemoryReques
     larger = [tp for tp in legal_tp_sizes(model, request, scheme) if tp > request.parallel.tp]
     for tp in larger[:2]:
         ep = tp if request.parallel.ep == request.parallel.tp else request.parallel.ep
-        yield f"--tp {tp}", replace(request, parallel=replace(request.parallel, tp=tp, ep=ep))
+        words = f"--tp {tp}" if ep == request.parallel.ep else f"--tp {tp} --ep {ep}"
+        yield words, replace(request, parallel=replace(request.parallel, tp=tp, ep=ep))
     yield from _split_changes(request)
     yield from _demand_changes(plan)
     option = RULES[request.engine].fraction_option

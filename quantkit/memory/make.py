@@ -12,7 +12,7 @@ from quantkit.memory.model import Model
 from quantkit.memory.plan import MemoryPlan, Verdict
 from quantkit.memory.rules import RULES
 from quantkit.memory.serving import Demand, MemoryRequest, Serving
-from quantkit.memory.split import check_split, shares, stages
+from quantkit.memory.split import check_sizes, check_split, shares, stages
 from quantkit.memory.stages import plan_stage
 from quantkit.memory.verdict import judge
 
@@ -23,6 +23,7 @@ def decide(model: Model, request: MemoryRequest) -> Serving:
     """Everything that the request left open. Raises UsageError for what does not go together."""
     rules = RULES[request.engine]
     scheme = request.scheme or model.scheme
+    check_sizes(request.parallel)
     if request.fraction is not None and not 0 < request.fraction < 1:
         raise UsageError(f"{rules.fraction_option} {request.fraction:g} is no share of a GPU", remedy="give 0.88, say")
     if request.with_mtp and not model.kv_shape.num_mtp_layers:
@@ -41,8 +42,8 @@ def decide(model: Model, request: MemoryRequest) -> Serving:
 def make_memory_plan(model: Model, request: MemoryRequest, *, with_advice: bool = True) -> MemoryPlan:
     """The complete plan. Raises UsageError for sizes, layouts and engines that do not go together."""
     rules = RULES[request.engine]
-    split = check_split(model, request, request.scheme or model.scheme)
     serving = decide(model, request)
+    split = check_split(model, request, serving.scheme)
     planned = tuple(plan_stage(serving, stage, rules) for stage in stages(model, request, rules))
     low, mid, high = (min(stage.num_tokens[index] for stage in planned) for index in range(3))
     verdict, reasons = judge(serving, planned, (low, mid, high), rules)

@@ -81,7 +81,7 @@ def _budget(serving: Serving, loaded: Band, cell_bytes: float) -> Budget:
         ),
         limit_gib=static_gib,
         whole_gib=free_gib,
-        largest_fraction=1 - middle / free_gib,
+        largest_fraction=1 - high / free_gib,
         spare_gib=free_gib * (1 - fraction),
     )
 

@@ -16,11 +16,15 @@ from quantkit.memory.weights import Stage
 SIZE_OPTIONS = {"tp": "--tp", "ep": "--ep", "pp": "--pp", "dp_attention": "--dp-attention", "dcp": "--dcp"}
 
 
+def check_sizes(parallel: Parallel) -> None:
+    """Raise UsageError for what is no size."""
+    if min(parallel.tp, parallel.ep, parallel.pp, parallel.dp_attention, parallel.dcp) < 1:
+        raise UsageError("a parallel size is below 1", remedy="give sizes from 1")
+
+
 def check_split(model: Model, request: MemoryRequest, scheme: Scheme) -> TpVerdict:
     """The engine's verdict. Raises UsageError with the rule and the legal sizes where it refuses."""
     parallel = request.parallel
-    if min(parallel.tp, parallel.ep, parallel.pp, parallel.dp_attention, parallel.dcp) < 1:
-        raise UsageError("a parallel size is below 1", remedy="give sizes from 1")
     verdict = _verdict(model, request, scheme, parallel)
     if verdict.status == "refused":
         legal = "; ".join(_legal_changes(model, request, scheme))

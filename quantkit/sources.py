@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from quantkit.checkpoint.hub import fetch_snapshot
+from quantkit.checkpoint.remote import open_remote
 from quantkit.checkpoint.source import Checkpoint, open_checkpoint
 from quantkit.errors import RecipeError, SourceError, UsageError
 from quantkit.families import FAMILIES, family_of
@@ -29,11 +30,13 @@ class ResolvedSource:
     provenance: Mapping[str, str] = field(default_factory=dict)
 
 
-def resolve_source(source: str | None, *, recipe: str | None = None, config: Path | None = None) -> ResolvedSource:
+def resolve_source(
+    source: str | None, *, recipe: str | None = None, config: Path | None = None, headers_only: bool = False
+) -> ResolvedSource:
     """Find and catalogue a source; a hub repository is fetched into the hub client's cache.
 
-    ``recipe``: name or file, instead of the one that SOURCE implies. ``config``: a config.json in place of a
-    checkpoint, for planning only.
+    ``recipe``: name or file, instead of the one that SOURCE implies. For planning only: ``config``, a config.json in
+    place of a checkpoint, and ``headers_only``, which reads of a hub repository no more than that.
     """
     if config is not None:
         if source is not None and source not in builtin_names():
@@ -51,7 +54,8 @@ def resolve_source(source: str | None, *, recipe: str | None = None, config: Pat
         origin = _recipe(recipe or source).source
         if origin is None:
             raise RecipeError(f"recipe {recipe or source} names no source", remedy="name a directory or a hub id")
-        return _from_hub(origin.hub_id, origin.revision, source, recipe or source)
+        hub = _HubSource(hub_id=origin.hub_id, revision=origin.revision, name=source)
+        return _from_hub(hub, recipe or source, headers_only=headers_only)
     if _is_directory(directory):
         return _resolved(directory.resolve().name, open_checkpoint(directory), recipe, {})
     match = _HUB_ID.fullmatch(source)
@@ -61,7 +65,8 @@ def resolve_source(source: str | None, *, recipe: str | None = None, config: Pat
         raise _neither(source)
     hub_id = match["id"]
     implied = next((one.name for one in recipe_summaries() if one.hub_id == hub_id), None)
-    return _from_hub(hub_id, match["revision"] or "main", hub_id.partition("/")[2], recipe or implied)
+    hub = _HubSource(hub_id=hub_id, revision=match["revision"] or "main", name=hub_id.partition("/")[2])
+    return _from_hub(hub, recipe or implied, headers_only=headers_only)
 
 
 def _neither(source: str) -> RecipeError:
@@ -80,10 +85,22 @@ def _is_directory(path: Path) -> bool:
         raise SourceError(f"cannot be looked at ({error.strerror})", file=path, remedy="check the path") from error
 
 
-def _from_hub(hub_id: str, revision: str, name: str, recipe: str | None) -> ResolvedSource:
-    snapshot = fetch_snapshot(hub_id, revision)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HubSource:
+    """``name``: of the output that is made from it, where no other is given."""
+
+    hub_id: str
+    revision: str
+    name: str
+
+
+def _from_hub(hub: _HubSource, recipe: str | None, *, headers_only: bool) -> ResolvedSource:
+    if headers_only:
+        remote = open_remote(hub.hub_id, hub.revision)
+        return _resolved(hub.name, remote.checkpoint, recipe, {"hub_id": hub.hub_id, "commit": remote.commit})
+    snapshot = fetch_snapshot(hub.hub_id, hub.revision)
     provenance = {"hub_id": snapshot.hub_id, "commit": snapshot.commit}
-    return _resolved(name, open_checkpoint(snapshot.directory), recipe, provenance)
+    return _resolved(hub.name, open_checkpoint(snapshot.directory), recipe, provenance)
 
 
 def _recipe(name_or_path: str) -> Recipe:

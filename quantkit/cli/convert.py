@@ -55,6 +55,7 @@ def convert(
         ignore=ignore or (),
         allow_unmatched=allow_unmatched,
         allow_incomplete=allow_incomplete,
+        headers_only=dry_run,
     )
     num_jobs = jobs or available_cores()
     if output is not None:

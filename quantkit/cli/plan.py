@@ -51,6 +51,7 @@ def plan(
         ignore=ignore or (),
         allow_unmatched=allow_unmatched,
         allow_incomplete=allow_incomplete,
+        headers_only=True,
     )
     resolved, made = plan_request(request)
     show_plan(made, tensor_parallel(resolved, made), num_jobs=jobs or available_cores(), as_json=as_json)

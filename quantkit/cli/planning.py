@@ -25,11 +25,14 @@ class PlanRequest:
     ignore: Sequence[str] = ()
     allow_unmatched: bool = False
     allow_incomplete: bool = False
+    headers_only: bool = False  # of a hub repository: nothing is downloaded
 
 
 def plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
     """Resolve the source, apply the overrides, plan."""
-    resolved = resolve_source(request.source, recipe=request.recipe, config=request.config)
+    resolved = resolve_source(
+        request.source, recipe=request.recipe, config=request.config, headers_only=request.headers_only
+    )
     recipe = override(
         resolved.recipe,
         group_size=request.group_size,

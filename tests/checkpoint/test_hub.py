@@ -50,6 +50,21 @@ def test_default_output_is_named_after_the_recipe_or_repository(hub, tmp_path):
     assert (tmp_path / "GLM-5.2-FP8-int4").is_dir()
 
 
+@pytest.mark.parametrize("command", [["plan"], ["convert", "--dry-run"]])
+def test_a_plan_reads_headers_and_downloads_no_shard(command, hub, tmp_path):
+    handler, endpoint, files = hub
+    result = run(endpoint, tmp_path, *command, "glm-5.2", "--json")
+    assert result.returncode == 0, result.stderr
+    local = run(endpoint, tmp_path, "plan", files.directory, "--recipe", "glm-5.2", "--json")
+    planned, expected = json.loads(result.stdout), json.loads(local.stdout)
+    for key in ("source", "output", "parts", "rules", "tensor_parallel", "warnings"):
+        assert planned[key] == expected[key], key
+    shards = [request for request in handler.requests if request.name.endswith(".safetensors")]
+    assert shards
+    assert all("range" in request.headers for request in shards)
+    assert not list((tmp_path / "home").rglob("*.safetensors"))
+
+
 @pytest.mark.parametrize(
     ("status", "error_code", "words"),
     [

@@ -9,7 +9,7 @@ from quantkit.families.kv_shape import LatentKv
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.serving import Serving
 from quantkit.memory.weights import Stage
-from quantkit.tensors import BF16
+from quantkit.tensors import BF16, F16
 
 _BF16_BYTES = 2
 
@@ -21,9 +21,9 @@ def copied_bytes(serving: Serving, stage: Stage, rules: EngineRules) -> int:
         return 0
     ways, layer_bytes = parallel.attention_tp, (stage.num_own + stage.num_mtp) * shape.latent_dim * _BF16_BYTES
     held = [group for group in serving.groups if stage.holds(group.place)]
-    is_bf16 = all(group.spec.dtype == BF16 for group in held if group.place.role is Role.KV_B)
+    is_16_bit = all(group.spec.dtype in (BF16, F16) for group in held if group.place.role is Role.KV_B)
     total = 0
-    if not (is_bf16 and rules.views_bf16_weights):
+    if not (is_16_bit and rules.views_bf16_weights):
         total = -(-layer_bytes * (shape.key_rows + shape.value_rows) // ways)
     if parallel.dcp > 1 and shape.is_sparse:
         query_bytes = sum(group.count * group.spec.num_bytes for group in held if group.place.module == "q_b_proj")

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -106,7 +107,7 @@ def run(*lines):
         patch.setattr(resolve, "recipe_model", read_once)
         patch.setattr(memory_request, "recipe_model", read_once)
         patch.setattr(signal, "signal", lambda number, handler: None)  # its handlers would outlive the command
-        patch.setattr(sys, "argv", ["quantkit", "memory-plan", *" ".join(lines).split()])
+        patch.setattr(sys, "argv", ["quantkit", "memory-plan", *shlex.split(" ".join(lines))])
         with pytest.raises(SystemExit) as ended:
             main()
     return Result(ended.value.code or 0, out.getvalue(), err.getvalue())
@@ -124,7 +125,7 @@ def here(tmp_path, monkeypatch):
 def process(line, cwd=None, first="", **environment):
     """The same in a process of its own, ``first`` executed before it."""
     code = f"{first}\nfrom quantkit.cli.app import main; main()"
-    command = [sys.executable, "-c", code, "memory-plan", *line.split()]
+    command = [sys.executable, "-c", code, "memory-plan", *shlex.split(line)]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=env)
     return Result(result.returncode, result.stdout, result.stderr)
@@ -324,7 +325,7 @@ def test_comparison():
     assert result.cells("requests of 1,048,576 tokens") == ["0", "1", "+1"]
     assert result.cells("verdict") == ["tight", "tight"]
 
-    turned = run("glm-5.2 --compare int4,fp8 --kv-dtype fp8 --json").document()
+    turned = run("glm-5.2 --compare 'int4, fp8' --kv-dtype fp8 --json").document()
     assert [plan["scheme"] for plan in turned["plans"]] == ["INT4 experts in groups of 32, rest BF16", "FP8"]
     first, second = (plan["ranks"][0] for plan in turned["plans"])
     assert turned["difference"]["kv_tokens"] == second["kv_tokens"] - first["kv_tokens"] == -673_280
@@ -577,6 +578,7 @@ def test_a_mistake_is_one_line_with_its_remedy_and_a_document(line, code, words,
         ("glm_moe_dsa", "index_head_dim"),
         ("glm_moe_dsa", "vocab_size"),
         ("glm4_moe", "intermediate_size"),
+        ("glm4_moe", "n_routed_experts"),
         ("glm4_moe", "moe_intermediate_size"),
     ],
 )

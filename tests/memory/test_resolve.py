@@ -182,6 +182,7 @@ def test_a_name_of_a_recipe_and_of_a_directory_is_refused(here, tiny_checkpoint)
     ("name", "remedy"),
     [
         ("glm-5.22", "did you mean glm-5.2 or glm-5."),
+        ("GLM-5.2", "did you mean glm-5.2 or "),
         ("kimi-k", "did you mean kimi-k2 or "),
         ("unheard-of", "see quantkit recipes, or name a hub id or a directory"),
     ],

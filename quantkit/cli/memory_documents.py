@@ -118,13 +118,19 @@ def comparison_document(first: MemoryPlan, second: MemoryPlan) -> dict[str, Any]
 
 def check_document(checked: CheckedPlan) -> dict[str, Any]:
     """A plan with a log beside it."""
-    rows = [{**asdict(row), "difference_percent": _percent(row)} for row in checked.rows]
+    rows = [_check_row(row) for row in checked.rows]
     return {
         **plan_document(checked.plan),
         "log_model": checked.log_model,
         "check": rows,
         "doubts": list(doubts(checked.rows)),
     }
+
+
+def _check_row(row: Comparison) -> dict[str, Any]:
+    planned = None if row.planned is None else _gib(row.planned)
+    rounded = {"planned": planned, "measured": _gib(row.measured)}
+    return {**asdict(row), **rounded, "difference_percent": _percent(row)}
 
 
 def overview_document(rows: Sequence[OverviewRow]) -> dict[str, Any]:

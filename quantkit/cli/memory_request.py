@@ -18,6 +18,7 @@ from quantkit.memory.resolve import recipe_model
 from quantkit.memory.rules import RULES
 from quantkit.memory.scheme import FORMATS, GROUP_SIZES, Format, Scheme
 from quantkit.memory.serving import MemoryRequest
+from quantkit.memory.split import check_sizes
 from quantkit.recipe_files import recipe_summaries
 
 
@@ -82,17 +83,10 @@ def request_of(options: MemoryOptions, model: Model, scheme: str | None) -> Memo
     """A request; ``scheme`` is one word of --scheme or --compare. Raises UsageError for words that are not known."""
     _check_words(options)
     engine = next(name for name in ENGINES if name == (options.engine or "sglang"))
-    parallel = Parallel(
-        **{
-            name: size
-            for name in ("tp", "ep", "pp", "dp_attention", "dcp")
-            if (size := getattr(options, name)) is not None
-        }
-    )
     return MemoryRequest(
         gpu=gpu_named(options.gpu or DEFAULT_GPU, total_gib=options.gpu_gib),
         engine=engine,
-        parallel=parallel,
+        parallel=parallel_of(options),
         scheme=scheme_of_words(options, model, scheme),
         fraction=options.mem_fraction_static if engine == "sglang" else options.gpu_memory_utilization,
         kv_dtype=None if options.kv_dtype is None else KvDtype(options.kv_dtype),
@@ -104,6 +98,13 @@ def request_of(options: MemoryOptions, model: Model, scheme: str | None) -> Memo
         concurrency=options.concurrency,
         max_running_requests=options.max_running_requests,
     )
+
+
+def parallel_of(options: MemoryOptions) -> Parallel:
+    """The sizes that were given, and the defaults of the others."""
+    names = ("tp", "ep", "pp", "dp_attention", "dcp")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    return Parallel(**given)
 
 
 def scheme_of_words(options: MemoryOptions, model: Model, word: str | None) -> Scheme | None:
@@ -130,12 +131,16 @@ def plan_one(options: MemoryOptions, model: Model) -> MemoryPlan:
 
 def plan_comparison(options: MemoryOptions, model: Model, words: str) -> tuple[MemoryPlan, MemoryPlan]:
     """Two plans that differ in their scheme."""
-    schemes = [word.strip() for word in words.split(",")]
+    schemes = [word.strip().lower() for word in words.split(",")]
     if len(schemes) != 2 or not set(schemes) <= set(FORMATS):
         raise UsageError(f"--compare {words!r} is no pair of schemes", remedy=f"give two of {', '.join(FORMATS)}")
     if options.scheme is not None:
         raise UsageError("--compare and --scheme say the same thing", remedy="leave one of them out")
-    first, second = (make_memory_plan(model, request_of(options, model, scheme)) for scheme in schemes)
+    # --group-size and --rest speak of the INT4 side
+    plain = replace(options, group_size=None, rest=None) if "int4" in schemes else options
+    first, second = (
+        make_memory_plan(model, request_of(options if scheme == "int4" else plain, model, scheme)) for scheme in schemes
+    )
     return first, second
 
 
@@ -151,14 +156,16 @@ class CheckedPlan:
 def plan_checked(options: MemoryOptions, model: Model, log_path: Path) -> CheckedPlan:
     """The log tells what the options leave open: engine, sizes, fraction, context, KV dtype, role, speculation."""
     log = read_engine_log(log_path)
-    names = ("tp", "ep", "pp", "dp_attention", "dcp", "engine", "role", "kv_dtype", "context")
+    names = ("tp", "ep", "pp", "dp_attention", "dcp", "engine", "role", "kv_dtype", "context", "max_running_requests")
     given = {name for name in names if getattr(options, name) is not None}
     if options.mem_fraction_static is not None or options.gpu_memory_utilization is not None:
         given.add("fraction")
-    request = request_of(options, model, options.scheme)
+    request = request_of(replace(options, engine=options.engine or log.engine), model, options.scheme)
     logged = request_of_log(log, request, frozenset(given))
     if not options.with_mtp and not model.kv_shape.num_mtp_layers:  # it speculates with another model
         logged = replace(logged, with_mtp=False)
+    if options.context is None and logged.context and model.max_context and logged.context > model.max_context:
+        logged = replace(logged, context=None)  # it serves another model, or one that was told to go further
     plan = make_memory_plan(model, logged)
     return CheckedPlan(plan=plan, log_model=model_of_log(log), rows=compare_with_log(plan, log))
 
@@ -166,6 +173,9 @@ def plan_checked(options: MemoryOptions, model: Model, log_path: Path) -> Checke
 def plan_overview(options: MemoryOptions) -> tuple[OverviewRow, ...]:
     """Every shipped recipe, as published and as INT4."""
     rows = []
+    _check_words(options)  # mistakes are the user's and not a recipe's
+    gpu_named(options.gpu or DEFAULT_GPU, total_gib=options.gpu_gib)
+    check_sizes(parallel_of(options))
     for summary in recipe_summaries():
         model = recipe_model(summary.name)
         plans: dict[str, MemoryPlan | None] = {"published": None, "int4": None}
@@ -208,3 +218,8 @@ def _check_words(options: MemoryOptions) -> None:
     for other in ENGINES:
         if other != engine and fractions[other] is not None:
             raise UsageError(f"{RULES[other].fraction_option} is an option of {other}", remedy=f"add --engine {other}")
+    fraction = fractions[engine]
+    if fraction is not None and not 0 < fraction < 1:
+        raise UsageError(f"{RULES[engine].fraction_option} {fraction:g} is no share of a GPU", remedy="give 0.88, say")
+    if engine == "vllm" and options.max_running_requests is not None:
+        raise UsageError("--max-running-requests is an option of sglang", remedy="add --engine sglang")

@@ -74,6 +74,8 @@ def _finish(document: dict[str, Any], plans: Sequence[MemoryPlan], output: Memor
     bad = [plan for plan in plans if plan.verdict is Verdict.DOES_NOT_FIT]
     is_failure = bool(bad) and not output.allow_overcommit
     document["status"] = "failed" if is_failure else "ok"
+    for plan, one in zip(plans, document.get("plans", ()), strict=False):
+        one["status"] = "failed" if plan in bad and not output.allow_overcommit else "ok"
     if output.html is not None:
         _write_page(output.html, memory_page(document))
     if output.as_json:
@@ -88,7 +90,7 @@ def _finish(document: dict[str, Any], plans: Sequence[MemoryPlan], output: Memor
 
 def _write_page(path: Path, page: str) -> None:
     try:
-        path.write_text(page, encoding="utf-8")
+        path.write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror})", remedy="give --html another file") from error
 

@@ -109,7 +109,8 @@ def split_verdict(
 ) -> TpVerdict:
     """Whether an engine serves a checkpoint split this way; 'unknown' for a family whose classes were not read."""
     tp = parallel.tp
-    problem = _size_problem(parallel, family.num_layers(config) if parallel.pp > 1 else 1, engine)
+    heads = integer(family.text_config(config), "num_attention_heads", 0)
+    problem = _size_problem(parallel, family.num_layers(config) if parallel.pp > 1 else 1, heads, engine)
     if problem:
         return TpVerdict(tp=tp, engine=engine, status="refused", reason=problem)
     if family.name not in _ENGINE_RULES_KNOWN:
@@ -156,7 +157,7 @@ def _head_rows(text: Config) -> tuple[int, ...]:
     return nope + rope, nope + value, value
 
 
-def _size_problem(parallel: Parallel, num_layers: int, engine: EngineName) -> str:
+def _size_problem(parallel: Parallel, num_layers: int, heads: int, engine: EngineName) -> str:
     """What stands against the sizes themselves, whatever the model's classes, or nothing."""
     tp, ep = parallel.tp, parallel.ep
     checks = (
@@ -171,6 +172,7 @@ def _size_problem(parallel: Parallel, num_layers: int, engine: EngineName) -> st
             parallel.attention_tp % parallel.dcp,
             f"DCP {parallel.dcp} does not divide the {parallel.attention_tp} ranks that share attention",
         ),
+        (heads % parallel.attention_tp, f"{heads} attention heads do not divide by {parallel.attention_tp}"),
     )
     return next((text for is_bad, text in checks if is_bad), "")
 
@@ -178,8 +180,6 @@ def _size_problem(parallel: Parallel, num_layers: int, engine: EngineName) -> st
 def _attention_problem(shape: _Shape, parallel: Parallel, engine: EngineName) -> str:
     """What stands against the split of heads, or nothing."""
     attention = parallel.attention_tp
-    if shape.heads % attention:
-        return f"{shape.heads} attention heads do not divide by {attention}"
     if shape.key_heads % attention and attention % shape.key_heads:
         return f"{shape.key_heads} key-value heads can be neither split nor repeated over {attention} ranks"
     return _dcp_problem(shape, parallel, engine) if parallel.dcp > 1 else ""

@@ -12,7 +12,13 @@ from quantkit.memory.plan import GIB, MemoryPlan
 from quantkit.memory.rules import RULES
 from quantkit.memory.serving import MemoryRequest
 
-_KV_DTYPES = {"bf16": KvDtype.BF16, "bfloat16": KvDtype.BF16, "fp8": KvDtype.FP8, "e4m3": KvDtype.FP8}
+_KV_DTYPES = {
+    "bf16": KvDtype.BF16,
+    "bfloat16": KvDtype.BF16,
+    "fp8": KvDtype.FP8,
+    "e4m3": KvDtype.FP8,
+    "e5m2": KvDtype.FP8,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +50,12 @@ def request_of_log(log: EngineLog, request: MemoryRequest, given: frozenset[str]
         logged["tp"] *= logged.get("dp_attention", request.parallel.dp_attention)
     found = replace(request, engine=log.engine, parallel=replace(request.parallel, **logged))
     if "fraction" in values and "fraction" not in given:
-        found = replace(found, fraction=float(values["fraction"]))
+        found = replace(found, fraction=float(values["fraction"]), is_fraction_final=True)
     if "context" in values and "context" not in given:
         found = replace(found, context=int(values["context"]))
     # the number is a replica's where the server chose it, and the server's where it was told
-    if "max_running_requests" in values and found.parallel.dp_attention == 1 and log.engine == "sglang":
+    is_told = "max_running_requests" in values and "max_running_requests" not in given
+    if is_told and found.parallel.dp_attention == 1 and log.engine == "sglang":
         found = replace(found, max_running_requests=int(values["max_running_requests"]))
     name = str(values.get("kv_dtype", "")).lower()
     dtype = next((dtype for word, dtype in _KV_DTYPES.items() if word in name), None)
@@ -58,9 +65,14 @@ def request_of_log(log: EngineLog, request: MemoryRequest, given: frozenset[str]
         found = replace(found, role=next((role for role in POOL_ROLES if role == values.get("role")), found.role))
     return replace(
         found,
-        with_mtp=found.with_mtp or "speculation" in values,
+        with_mtp=found.with_mtp or _has_draft_layer(str(values.get("speculation", ""))),
         is_eager=found.is_eager or "is_eager" in values,
     )
+
+
+def _has_draft_layer(speculation: str) -> bool:
+    """Whether a way of speculation runs the model's own MTP layer, as far as its name tells."""
+    return bool(speculation) and not any(word in speculation.lower() for word in ("ngram", "suffix", "standalone"))
 
 
 def model_of_log(log: EngineLog) -> str:
@@ -123,7 +135,7 @@ _SAME_SERVER = {
 def doubts(rows: Sequence[Comparison]) -> tuple[str, ...]:
     """Where the log is hardly of the server that was planned."""
     return tuple(
-        f"{row.name}: planned {row.planned:,.10g} {row.unit}, logged {row.measured:,.10g}: {words}"
+        f"{row.name}: planned {row.planned:,.2f} {row.unit}, logged {row.measured:,.2f}: {words}"
         for row in rows
         for percent, words in [_SAME_SERVER.get(row.name, (math.inf, ""))]
         if row.planned is not None and abs(row.difference_percent or 0.0) > percent

@@ -215,6 +215,9 @@ _RULES: Mapping[str, tuple[Callable[[list[float]], float], Callable[..., LoggedV
 def _values(start: _Start) -> dict[str, LoggedValue]:
     """What was asked for, and over it what came out: the tightest rank of each number."""
     values = dict(start.asked)
+    replicas, is_dp_attention = values.pop("replicas", None), values.pop("is_dp_attention", None)
+    if replicas is not None and is_dp_attention is not None:  # an older spelling; alone they are whole servers
+        values["dp"] = max(replicas, values.get("dp", replicas), key=lambda logged: int(logged.value))
     expert_parallel = values.pop("is_expert_parallel", None)
     if expert_parallel is not None and "tp" in values:
         num_engines = int(values["dp"].value) if "dp" in values else 1

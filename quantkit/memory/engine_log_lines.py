@@ -49,16 +49,17 @@ NUMBERS: tuple[LoggedNumber, ...] = (
     LoggedNumber("vllm", "--gpu-memory-utilization", "fraction", rf"--gpu-memory-utilization(?:=| from ){NUMBER}"),
     LoggedNumber("vllm", "gpu_memory_utilization (", "fraction", rf"gpu_memory_utilization \({NUMBER}\)"),
 )
-INTEGER_KEYS = frozenset({"kv_tokens", "tp", "pp", "dp", "ep", "dcp", "max_running_requests", "context"})
+INTEGER_KEYS = frozenset({"kv_tokens", "tp", "pp", "dp", "ep", "dcp", "replicas", "max_running_requests", "context"})
 
 # keys that are words or flags; None, False and null say nothing
-WORD_KEYS = frozenset({"model", "kv_dtype", "is_expert_parallel", "speculation", "role", "is_eager"})
+WORD_KEYS = frozenset({"model", "kv_dtype", "is_expert_parallel", "is_dp_attention", "speculation", "role", "is_eager"})
 ARGUMENTS: Mapping[EngineName, Mapping[str, str]] = {
     "sglang": {
         "model_path": "model",
         "tp_size": "tp",
         "pp_size": "pp",
-        "dp_size": "dp",
+        "dp_size": "replicas",
+        "enable_dp_attention": "is_dp_attention",
         "attn_dp_size": "dp",
         "ep_size": "ep",
         "dcp_size": "dcp",

@@ -95,7 +95,7 @@ def gpu_named(name: str, *, total_gib: float | None = None) -> Gpu:
         raise UsageError(f"--gpu-gib {total_gib:g} is no memory of a GPU", remedy="give GiB as torch reports them")
     return Gpu(
         name=gpu.name,
-        title=gpu.title,
+        title=gpu.title.rpartition(" ")[0],
         architecture=gpu.architecture,
         total_gib=total_gib,
         driver_mib=gpu.driver_mib + round((total_gib - gpu.total_gib) * 1024),

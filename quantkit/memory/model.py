@@ -68,7 +68,7 @@ class Model:
         """Stored tensors in a scheme: the real ones where the model is stored so already."""
         if scheme == self.scheme:
             return self._stored
-        if self.form.int4_group_size is not None and scheme.experts == "int4" and scheme.rest == self.scheme.rest:
+        if scheme.experts == "int4" and self.form.int4_group_size not in (None, scheme.group_size):
             raise RecipeError(
                 f"{self.name} is INT4 already, in groups of {self.form.int4_group_size}: it is never requantized",
                 remedy=f"leave --group-size out, or give {self.form.int4_group_size}",

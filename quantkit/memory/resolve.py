@@ -21,6 +21,8 @@ def resolve_model(name: str | None) -> Model | None:
     """The model by its name; without a name the checkpoint in the current directory, or None where there is none."""
     if name is None:
         return _from_directory(Path()) if Path(CONFIG_NAME).is_file() else None
+    if not name:
+        raise UsageError("MODEL is empty", remedy="name a recipe, a hub id, a config.json or a directory")
     path = Path(name)
     if name in recipe_paths():
         if path.is_dir():
@@ -35,7 +37,7 @@ def resolve_model(name: str | None) -> Model | None:
         remote = open_remote(match["id"], match["revision"] or "main")
         num_shards = len(remote.checkpoint.shards)
         return model_from_checkpoint(
-            name, remote.checkpoint, weights_from=f"headers of {num_shards} shards on the hub, {remote.commit[:12]}"
+            name, remote.checkpoint, weights_from=f"headers of {_shards(num_shards)} on the hub, {remote.commit[:12]}"
         )
     if "/" in name or name.startswith("."):
         raise SourceError("is not there", file=name, remedy="name a recipe, a config.json, a directory or a hub id")
@@ -73,5 +75,9 @@ def _from_directory(directory: Path) -> Model:
     return model_from_checkpoint(
         directory.resolve().name,
         checkpoint,
-        weights_from=f"headers of {num_shards} shards in {directory.resolve().name}",
+        weights_from=f"headers of {_shards(num_shards)} in {directory.resolve().name}",
     )
+
+
+def _shards(count: int) -> str:
+    return "1 shard" if count == 1 else f"{count} shards"

@@ -17,7 +17,8 @@ class MemoryRequest:
     """How a model is to be served; None means what the model or the engine says.
 
     ``context``: tokens a request, as the server is started with; ``concurrency``: requests at once, on all ranks.
-    ``role``: of a pool in disaggregated serving, or both. ``is_eager``: without CUDA graphs.
+    ``role``: of a pool in disaggregated serving, or both. ``is_eager``: without CUDA graphs. ``is_fraction_final``: as
+    a server logged it, with whatever the engine has made of what it was given.
     """
 
     gpu: Gpu
@@ -33,6 +34,7 @@ class MemoryRequest:
     context: int | None = None
     concurrency: int | None = None
     max_running_requests: int | None = None
+    is_fraction_final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

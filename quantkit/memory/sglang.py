@@ -59,13 +59,14 @@ _CLASSES = (
 def _budget(serving: Serving, loaded: Band, cell_bytes: float) -> Budget:
     request, demand, free_gib = serving.request, serving.demand, serving.gpu.free_before_load_gib
     fraction = default_fraction(serving) if request.fraction is None else request.fraction
-    if _uses_aiter(serving) and demand.context > _AITER_FROM_TOKENS:
+    if _uses_aiter(serving) and demand.context > _AITER_FROM_TOKENS and not request.is_fraction_final:
         fraction *= _AITER_FACTOR  # of a given fraction too
     static_gib = free_gib * fraction - (_MULTIMODAL_GIB if _vision_complexity(serving) else 0.0)
     pool = loaded.rest_of(static_gib)
     num_requests = running_requests(serving, int(max(pool.mid, 0) * 2**30 / cell_bytes))
     table_gib = (num_requests + 1) * demand.context * _TABLE_ENTRY_BYTES / 2**30
-    low = table_gib + (0 if request.role == "prefill" else _DECODE_GRAPHS_GIB)
+    has_graphs = request.role != "prefill" and not request.is_eager
+    low = table_gib + (_DECODE_GRAPHS_GIB if has_graphs else 0)
     high = max(low, table_gib + min(_reserved_terms_mib(serving) / MIB_PER_GIB, _MOST_LOGGED_GIB))
     middle = (low + high) / 2
     return Budget(
@@ -76,7 +77,8 @@ def _budget(serving: Serving, loaded: Band, cell_bytes: float) -> Budget:
         overhead=Band(low=low, mid=middle, high=high),
         overhead_source=(
             f"table of {num_requests:,} requests x {demand.context:,} tokens x 4 B = {table_gib:.2f} GiB; at "
-            "least the decode graphs that were logged (1.66 GiB to batch 32), at most activations and graphs as SGLang "
+            f"least {'the decode graphs that were logged (1.66 GiB to batch 32)' if has_graphs else 'that'}, at most "
+            "activations and graphs as SGLang "
             f"estimates them or as servers of these models logged ({_MOST_LOGGED_GIB} GiB)"
         ),
         limit_gib=static_gib,

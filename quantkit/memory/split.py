@@ -13,13 +13,16 @@ from quantkit.memory.scheme import GROUP_SIZES, Scheme
 from quantkit.memory.serving import MemoryRequest
 from quantkit.memory.weights import Stage
 
+MOST_GPUS = 4096
 SIZE_OPTIONS = {"tp": "--tp", "ep": "--ep", "pp": "--pp", "dp_attention": "--dp-attention", "dcp": "--dcp"}
 
 
 def check_sizes(parallel: Parallel) -> None:
     """Raise UsageError for what is no size."""
-    if min(parallel.tp, parallel.ep, parallel.pp, parallel.dp_attention, parallel.dcp) < 1:
-        raise UsageError("a parallel size is below 1", remedy="give sizes from 1")
+    for field, option in SIZE_OPTIONS.items():
+        size = getattr(parallel, field)
+        if not 1 <= size <= MOST_GPUS:
+            raise UsageError(f"{option} {size} is no size", remedy=f"give one from 1 to {MOST_GPUS}")
 
 
 def check_split(model: Model, request: MemoryRequest, scheme: Scheme) -> TpVerdict:

@@ -483,8 +483,8 @@ BAD = [
     ("glm-5.2 --compare fp8,int4,bf16", 2, ["--compare 'fp8,int4,bf16' is no pair", "give two of fp8, bf16, int4"]),
     ("glm-5.2 --compare fp8,int5", 2, ["--compare 'fp8,int5' is no pair", "give two of fp8, bf16, int4"]),
     # numbers
-    ("glm-5.2 --tp 0", 2, ["a parallel size is below 1", "give sizes from 1"]),
-    ("glm-5.2 --dcp -2", 2, ["a parallel size is below 1", "give sizes from 1"]),
+    ("glm-5.2 --tp 0", 2, ["--tp 0 is no size", "give one from 1 to 4096"]),
+    ("glm-5.2 --dcp -2", 2, ["--dcp -2 is no size", "give one from 1 to 4096"]),
     ("glm-5.2 --context 0", 2, ["--context 0 is no count", "give a number from 1"]),
     ("glm-5.2 --concurrency -3", 2, ["--concurrency -3 is no count", "give a number from 1"]),
     ("glm-5.2 --gpu-gib -1", 2, ["--gpu-gib -1 is no memory of a GPU", "give GiB as torch reports them"]),
@@ -758,3 +758,25 @@ def test_the_words_of_the_schema_are_those_of_the_code():
     assert words("storage", "group_size") == [*GROUP_SIZES, None]
     options = {option for command in json.loads(OPTIONS.read_text()).values() for option in command}
     assert set(words("budget", "fraction_option")) < options
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--engine foo", "--engine foo is not known"),
+        ("--gpu h2000", "unknown GPU 'h2000'"),
+        ("--tp 0", "--tp 0 is no size"),
+        ("--mem-fraction-static 1.5", "is no share of a GPU"),
+        ("--to int4", "shows every recipe as published and as INT4"),
+    ],
+)
+def test_a_mistake_is_one_in_the_overview_too(line, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(line)
+    assert result.code == 2
+    assert words in result.err
+
+
+def test_group_size_and_rest_are_those_of_the_int4_side_of_a_comparison():
+    plans = run("glm-5.2 --compare FP8,INT4 --rest fp8 --group-size 64 --json").document()["plans"]
+    assert [plan["scheme"] for plan in plans] == ["FP8", "INT4 experts in groups of 64, rest FP8"]

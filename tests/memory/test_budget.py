@@ -207,4 +207,5 @@ def test_a_gpu_of_another_size():
     gpu = gpu_named("H200", total_gib=100.0)
     assert (gpu.total_gib, gpu.free_before_load_gib) == (100.0, pytest.approx(97.6))
     assert gpu.driver_mib == 143_771 - round(39.8 * 1024)
-    assert dataclasses.replace(gpu, total_gib=139.8, driver_mib=143_771) == GPUS["h200"]
+    assert gpu.title == "H200"
+    assert dataclasses.replace(gpu, title="H200 141GB", total_gib=139.8, driver_mib=143_771) == GPUS["h200"]

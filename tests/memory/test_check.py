@@ -88,6 +88,7 @@ def test_an_sglang_log_tells_how_the_server_was_started(read):
         engine="sglang",
         parallel=Parallel(tp=8),
         fraction=0.87,
+        is_fraction_final=True,
         context=131_072,
         kv_dtype=KvDtype.FP8,
         max_running_requests=48,
@@ -149,6 +150,7 @@ def test_a_vllm_log_has_the_ranks_of_one_replica(read):
         engine="vllm",
         parallel=Parallel(tp=8, ep=8, dp_attention=2),
         fraction=0.95,
+        is_fraction_final=True,
         context=65_536,
         kv_dtype=KvDtype.FP8,
     )
@@ -366,3 +368,34 @@ def test_a_figure_that_is_far_off_names_what_differs(text, options, begin, end, 
     (doubt,) = doubts(list(check("glm-5.2", text, **options).values()))
     assert doubt.startswith(begin)
     assert doubt.endswith(end)
+
+
+def test_a_fraction_that_was_logged_is_not_scaled_again(read):
+    text = SGLANG.replace("'mem_fraction_static': 0.87", "'mem_fraction_static': 0.748")
+    log = read(text.replace("'tp_size': 8", "'tp_size': 4"))
+    given = MemoryRequest(gpu=GPUS["mi355x"], parallel=Parallel(tp=4), fraction=0.748, context=131_072)
+    logged = request_of_log(log, MemoryRequest(gpu=GPUS["mi355x"]), frozenset())
+    fractions = [
+        make_memory_plan(model("kimi-k2"), request, with_advice=False).stages[0].budget.fraction
+        for request in (given, logged)
+    ]
+    assert fractions == [pytest.approx(0.748 * 0.85), 0.748]
+
+
+def test_a_number_of_requests_that_is_given_goes_before_the_log(read):
+    request = MemoryRequest(gpu=H200, max_running_requests=4)
+    assert request_of_log(read(SGLANG), request, frozenset({"max_running_requests"})).max_running_requests == 4
+    assert request_of_log(read(SGLANG), request, frozenset()).max_running_requests == 48
+
+
+@pytest.mark.parametrize(
+    ("word", "with_mtp"), [("EAGLE", True), ("NEXTN", True), ("NGRAM", False), ("STANDALONE", False)]
+)
+def test_only_what_drafts_with_a_layer_counts_one(word, with_mtp, read):
+    text = SGLANG.replace("'tp_size'", f"'speculative_algorithm': '{word}', 'tp_size'")
+    assert request_of_log(read(text), MemoryRequest(gpu=H200), frozenset()).with_mtp is with_mtp
+
+
+def test_e5m2_is_fp8_too(read):
+    text = SGLANG.replace("float8_e4m3fn", "float8_e5m2").replace("fp8_e4m3", "fp8_e5m2")
+    assert request_of_log(read(text), MemoryRequest(gpu=H200), frozenset()).kv_dtype is KvDtype.FP8

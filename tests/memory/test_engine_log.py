@@ -153,7 +153,6 @@ def test_sglang_of_2025_on_one_gpu(tmp_path: Path) -> None:
         "fraction": 0.93,
         "tp": 1,
         "pp": 1,
-        "dp": 1,
         "ep": 1,
         "max_running_requests": 4096,
         "context": 40960,
@@ -217,9 +216,11 @@ def test_ranks_of_sglang_are_told_apart_by_their_whole_prefix(tmp_path: Path) ->
     }
 
 
-def test_sglang_replicas_are_data_parallelism_too(tmp_path: Path) -> None:
-    log = read(tmp_path, SGLANG.replace("'dp_size': 1", "'dp_size': 4"))
-    assert log.values["dp"].value == 4
+def test_sglang_replicas_are_attention_replicas_where_the_older_spelling_says_so(tmp_path: Path) -> None:
+    whole_servers = SGLANG.replace("'dp_size': 1", "'dp_size': 4")
+    assert read(tmp_path, whole_servers).values["dp"].value == 1
+    older = whole_servers.replace("'dp_size': 4", "'enable_dp_attention': True, 'dp_size': 4")
+    assert read(tmp_path, older).values["dp"].value == 4
 
 
 def test_sglang_that_sizes_its_pool_behind_the_capture(tmp_path: Path) -> None:

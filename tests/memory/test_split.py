@@ -70,7 +70,7 @@ def test_sizes_that_do_not_divide_are_refused_for_families_that_are_not_known_to
 
 @pytest.mark.parametrize("size", ["tp", "ep", "pp", "dp_attention", "dcp"])
 def test_sizes_below_one_are_refused(size):
-    with pytest.raises(UsageError, match="below 1"):
+    with pytest.raises(UsageError, match="0 is no size; give one from 1 to 4096"):
         plan("glm-5.2", parallel=Parallel(**{size: 0}))
 
 

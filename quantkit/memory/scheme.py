@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from quantkit.errors import RecipeError
+from quantkit.families.family import Role
 from quantkit.layouts import compressed_tensors as ct
 from quantkit.memory.tensor_groups import StoredKind, TensorGroup, WeightGroup, tensor_groups
 from quantkit.tensors import BF16, F16, I32, I64, DType, TensorSpec
@@ -75,8 +77,20 @@ def store_converted(groups: Iterable[WeightGroup], scheme: Scheme) -> tuple[Tens
 def _store(groups: Iterable[WeightGroup], form: SourceForm, shape_dtype: DType) -> tuple[TensorGroup, ...]:
     counts: Counter[StoredKind] = Counter()
     for group in groups:
+        _check_groups(group, form.int4_group_size)
         for leaf, spec in stored_leaves(
             group.spec, form, role=group.place.role, is_fp8=group.is_fp8, shape_dtype=shape_dtype
         ):
             counts[group.place, spec, leaf != ct.SHAPE] += group.count
     return tensor_groups(counts)
+
+
+def _check_groups(group: WeightGroup, group_size: int | None) -> None:
+    """Raise RecipeError where experts are no whole number of scale groups wide."""
+    if group_size is None or group.place.role is not Role.ROUTED_EXPERT or group.spec.shape[-1] % group_size == 0:
+        return
+    raise RecipeError(
+        f"{group.place.module} of the experts has {group.spec.shape[-1]} columns, which groups of {group_size} do not "
+        "divide",
+        remedy="give a --group-size that divides them; of an INT4 source, take config.json from it again",
+    )

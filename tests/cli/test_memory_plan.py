@@ -28,7 +28,7 @@ from quantkit.engines.parallel import ENGINE_VERSIONS, ENGINES
 from quantkit.memory import resolve
 from quantkit.memory.kv_format import KvDtype, KvLayout
 from quantkit.memory.plan import Verdict
-from quantkit.memory.scheme import FORMATS, GROUP_SIZES
+from quantkit.memory.scheme import FORMATS
 from quantkit.memory.serving import MemoryRequest
 from quantkit.memory.weights import Part
 from quantkit.recipe_files import recipe_config, recipe_paths
@@ -755,7 +755,6 @@ def test_the_words_of_the_schema_are_those_of_the_code():
     assert sorted(words("kv", "dtype")) == sorted(KvDtype)
     assert sorted(words("kv", "layout")) == sorted(KvLayout)
     assert words("storage", "experts") == list(FORMATS)
-    assert words("storage", "group_size") == [*GROUP_SIZES, None]
     options = {option for command in json.loads(OPTIONS.read_text()).values() for option in command}
     assert set(words("budget", "fraction_option")) < options
 

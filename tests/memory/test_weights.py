@@ -210,3 +210,13 @@ def test_load_peak_is_a_layer_more_than_the_weights():
     assert stage.load_peak_gib - stage.weights_gib == pytest.approx(0.633 * 2 / 3, abs=0.001)
     stage = plan("glm-5.2", engine="vllm", scheme=INT4).stages[0]
     assert stage.load_peak_gib - stage.weights_gib == pytest.approx(0.633, abs=0.001)
+
+
+@pytest.mark.parametrize("group_size", [7, 1_000_000_000])
+def test_groups_that_do_not_divide_the_experts_are_refused(group_size):
+    section = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group_size, "symmetric": True}
+    quantization = {"quant_method": "compressed-tensors", "config_groups": {"0": {"weights": section}}}
+    config = published_config("qwen3-235b-a22b") | {"quantization_config": quantization}
+    odd = model_from_config("odd", config, weights_from="config")
+    with pytest.raises(RecipeError, match=f"which groups of {group_size} do not divide"):
+        odd.tensors(odd.scheme)

@@ -9,6 +9,7 @@ that remainder: a table of every running request's tokens, the graphs, the activ
 from dataclasses import dataclass
 from fractions import Fraction
 
+from quantkit.errors import UsageError
 from quantkit.families.kv_shape import KvShape, LatentKv
 from quantkit.memory.budget import MIB_PER_GIB, Band, Budget
 from quantkit.memory.engine_rules import EngineRules
@@ -164,6 +165,15 @@ def _vision_complexity(serving: Serving) -> float:
     return model.vision_count("num_hidden_layers") * model.vision_count("hidden_size") ** 2 / _VIT_L
 
 
+def _check_request(shape: KvShape, request: MemoryRequest) -> None:
+    is_sparse = isinstance(shape, LatentKv) and shape.is_sparse
+    if is_sparse and request.parallel.dcp > 1 and request.role != "both":
+        raise UsageError(
+            "SGLang's sparse attention knows no DCP in pools of disaggregated serving",
+            remedy="leave --dcp or --role out",
+        )
+
+
 def _kv_dtype(shape: KvShape, request: MemoryRequest, family: str) -> KvDtype:
     architecture = request.gpu.architecture
     is_blackwell = architecture.is_datacenter_blackwell or architecture is Architecture.SM120
@@ -206,7 +216,7 @@ SGLANG = EngineRules(
     logs_local_rows=True,
     refuses_below_one_request=False,
     buffers=Band(low=0.05, mid=0.35, high=1.0),
-    check_request=lambda shape, request: None,
+    check_request=_check_request,
     kv_dtype=_kv_dtype,
     sparse_layout=_sparse_layout,
     page_tokens=_page_tokens,

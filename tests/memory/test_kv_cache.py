@@ -138,6 +138,7 @@ def test_a_layout_alone_means_fp8():
         ("glm-5.2", {"engine": "vllm", "gpu": "a100"}, "no sparse-attention backend for sm80"),
         ("glm-5.2", {"engine": "vllm", "gpu": "rtx-pro-6000", "kv_dtype": BF16}, "FP8 KV only"),
         ("kimi-k2", {"engine": "vllm", "gpu": "a100", "kv_dtype": FP8}, "BF16 KV only"),
+        ("glm-5.2", {"parallel": Parallel(tp=8, dcp=8), "role": "decode"}, "no DCP in pools"),
     ],
 )
 def test_layouts_that_do_not_exist_are_refused(name, request_, words):

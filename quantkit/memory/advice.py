@@ -48,9 +48,10 @@ def _changes(model: Model, plan: MemoryPlan) -> Iterator[tuple[str, MemoryReques
     option = RULES[request.engine].fraction_option
     for fraction in (0.85, 0.9, 0.92, 0.94, 0.96):
         yield f"{option} {fraction:g}", replace(request, fraction=fraction)
+    instead = "" if request.gpu == GPUS[request.gpu.name] else " and no --gpu-gib"
     for gpu in GPUS.values():
         if gpu.total_gib > request.gpu.total_gib and gpu.architecture.is_amd == request.gpu.architecture.is_amd:
-            yield f"--gpu {gpu.name}", replace(request, gpu=gpu)
+            yield f"--gpu {gpu.name}{instead}", replace(request, gpu=gpu)
 
 
 def _split_changes(request: MemoryRequest) -> Iterator[tuple[str, MemoryRequest]]:

@@ -4,7 +4,7 @@ import pytest
 
 from quantkit.engines.parallel import Parallel
 from quantkit.errors import UsageError
-from quantkit.memory.gpus import GPUS
+from quantkit.memory.gpus import GPUS, gpu_named
 from quantkit.memory.kv_format import KvDtype
 from quantkit.memory.make import make_memory_plan
 from quantkit.memory.plan import Verdict
@@ -180,6 +180,12 @@ def test_group_size_and_rest_are_advised_where_they_decide():
     made = advice("glm-5.2", **request | {"concurrency": 1283, "with_mtp": True})
     assert made.verdict is Verdict.DOES_NOT_FIT
     assert any(line.startswith("without MTP: fits") for line in made.advice)
+
+
+def test_a_larger_gpu_is_advised_without_the_size_of_another():
+    small = gpu_named("h200", total_gib=100.0)
+    told = advice("glm-5.2", gpu=small, context=131_072).advice
+    assert any(line.startswith("--gpu h200 and no --gpu-gib: fits") for line in told), told
 
 
 def test_what_is_advised_is_what_is_planned():

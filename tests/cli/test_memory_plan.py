@@ -200,7 +200,7 @@ def test_words_of_the_engines_and_capitals_are_understood():
 
 
 def test_options_reach_the_plan():
-    options = "--tp 16 --ep 4 --pp 2 --dp-attention 2 --dcp 2 --gpu b200 --gpu-gib 170.5 --role decode"
+    options = "--tp 16 --ep 4 --pp 2 --dp-attention 2 --dcp 2 --gpu b200 --gpu-gib 170.5"
     options += " --mem-fraction-static 0.8 --kv-dtype bf16 --enforce-eager --context 8192 --concurrency 6"
     plan = run("glm-5.2", options, "--json").document()
     assert plan["parallel"] == {
@@ -214,7 +214,7 @@ def test_options_reach_the_plan():
     }
     assert plan["gpu"]["name"] == "b200"
     assert (plan["gpu"]["total_gib"], plan["gpu"]["free_before_load_gib"]) == (170.5, 168.1)
-    assert (plan["role"], plan["kv"]["dtype"]) == ("decode", "bf16")
+    assert (plan["role"], plan["kv"]["dtype"]) == ("both", "bf16")
     assert plan["demand"] == {"context": 8192, "concurrency": 6, "per_replica": 3, "tokens": 24_576}
     assert (plan["budget"]["fraction"], plan["budget"]["is_default_fraction"]) == (0.8, False)
     assert [(rank["rank"], rank["stage"], rank["layers"]) for rank in plan["ranks"]] == [
@@ -225,6 +225,12 @@ def test_options_reach_the_plan():
     assert [rank["requests_at_context"] for rank in plan["ranks"]] == [number // 8192 for number in tokens]
     assert len(set(tokens)) == 2
     assert (plan["kv_tokens"], plan["requests_at_context"]) == (min(tokens), min(tokens) // 8192 * 2)
+
+    # the two that do not go together
+    refused = run("glm-5.2", options, "--role decode --json")
+    assert (refused.code, refused.document("error")["error"]["remedy"]) == (2, "leave --dcp or --role out")
+    alone = run("glm-5.2", options.replace("--dcp 2", "--role decode"), "--json").document()
+    assert (alone["role"], alone["parallel"]["dcp"], alone["demand"]) == ("decode", 1, plan["demand"])
 
     more, fewer = (run(f"glm-5.2 --max-running-requests {most} --json").document() for most in (3000, 100))
     for plan, table_gib in ((more, 11.72), (fewer, 0.39)):

@@ -1,12 +1,11 @@
 """What SOURCE on the command line stands for: a recipe, a hub repository or a directory."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from quantkit.checkpoint.hub import fetch_snapshot
+from quantkit.checkpoint.hub import fetch_snapshot, parse_hub_id
 from quantkit.checkpoint.remote import open_remote
 from quantkit.checkpoint.source import Checkpoint, open_checkpoint
 from quantkit.errors import RecipeError, SourceError, UsageError
@@ -15,8 +14,6 @@ from quantkit.families.family import Family, Role
 from quantkit.recipe import Recipe, builtin_names, builtin_recipe, default_recipe, load_recipe
 from quantkit.recipe_files import recipe_summaries
 from quantkit.weights.from_config import checkpoint_from_config
-
-_HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +55,14 @@ def resolve_source(
         return _from_hub(hub, recipe or source, headers_only=headers_only)
     if _is_directory(directory):
         return _resolved(directory.resolve().name, open_checkpoint(directory), recipe, {})
-    match = _HUB_ID.fullmatch(source)
-    if match is None or source.startswith((".", "/", "~")):
+    parsed = parse_hub_id(source)
+    if parsed is None:
         if "/" in source or source.startswith("."):
             raise SourceError("is not there", file=source, remedy="name a checkpoint directory, a hub id or a recipe")
         raise _neither(source)
-    hub_id = match["id"]
+    hub_id, revision = parsed
     implied = next((one.name for one in recipe_summaries() if one.hub_id == hub_id), None)
-    hub = _HubSource(hub_id=hub_id, revision=match["revision"] or "main", name=hub_id.partition("/")[2])
+    hub = _HubSource(hub_id=hub_id, revision=revision, name=hub_id.partition("/")[2])
     return _from_hub(hub, recipe or implied, headers_only=headers_only)
 
 

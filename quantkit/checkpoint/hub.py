@@ -27,6 +27,7 @@ _NEVER_FETCHED = [
     "*.pkl",
     "*.npz",
 ]
+_HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LONGEST_NAME = 1024
 _FETCH_AGAIN = "check the network and the free disk space, then run the same command again: downloads resume"
@@ -54,6 +55,14 @@ class Repository:
 
     def __str__(self) -> str:
         return f"{self.hub_id}@{self.revision}"
+
+
+def parse_hub_id(text: str) -> tuple[str, str] | None:
+    """Id and revision of ``org/name[@revision]``; None for what is no hub id, paths included."""
+    match = _HUB_ID.fullmatch(text)
+    if match is None or text.startswith((".", "/", "~")):
+        return None
+    return match["id"], match["revision"] or "main"
 
 
 def fetch_snapshot(hub_id: str, revision: str) -> Snapshot:

@@ -44,6 +44,11 @@ class HeadKv:
     num_kv_heads: int
     head_dim: int
 
+    @property
+    def is_sparse(self) -> bool:
+        """No indexer is known for it."""
+        return False
+
 
 KvShape = LatentKv | HeadKv
 

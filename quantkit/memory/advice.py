@@ -14,7 +14,6 @@ from quantkit.memory.serving import MemoryRequest
 from quantkit.memory.split import legal_tp_sizes
 
 Make = Callable[..., MemoryPlan]
-_RANK = {Verdict.FITS: 0, Verdict.TIGHT: 1, Verdict.DOES_NOT_FIT: 2}
 
 
 def advise(model: Model, plan: MemoryPlan, make: Make) -> tuple[str, ...]:
@@ -25,7 +24,7 @@ def advise(model: Model, plan: MemoryPlan, make: Make) -> tuple[str, ...]:
             changed = make(model, request, with_advice=False)
         except QuantkitError:  # a change that the engine or the model refuses is no advice
             continue
-        if _RANK[changed.verdict] < _RANK[plan.verdict]:
+        if changed.verdict.severity < plan.verdict.severity:
             how = "fits" if changed.verdict is Verdict.FITS else "fits, but tightly"
             told.append(f"{words}: {how}, {changed.num_tokens[1]:,} tokens a rank")
     return tuple(told)

@@ -191,7 +191,7 @@ def _arguments(engine: EngineName, text: str) -> dict[str, float | int | str]:
     for name, value in written.items():
         key = ARGUMENTS[engine][name]
         if key in INTEGER_KEYS and re.fullmatch(r"\d{1,18}", value):
-            found[key] = max(int(value), int(found.get(key, 0)))  # of SGLang's two dp sizes one is 1
+            found[key] = max(int(value), int(found.get(key, 0)))  # vLLM spells its context in two ways
         elif key == "fraction" and re.fullmatch(NUMBER, value):
             found[key] = float(value)
         elif key in WORD_KEYS and value not in {"", "None", "False", "null"}:

@@ -4,7 +4,7 @@
 from it by 0.3 to 1 GiB on NVIDIA. Where cards of one name report several totals, the smallest stands here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
 
@@ -93,10 +93,9 @@ def gpu_named(name: str, *, total_gib: float | None = None) -> Gpu:
         return gpu
     if not 1 <= total_gib <= 10_000:
         raise UsageError(f"--gpu-gib {total_gib:g} is no memory of a GPU", remedy="give GiB as torch reports them")
-    return Gpu(
-        name=gpu.name,
+    return replace(
+        gpu,
         title=gpu.title.rpartition(" ")[0],
-        architecture=gpu.architecture,
         total_gib=total_gib,
         driver_mib=gpu.driver_mib + round((total_gib - gpu.total_gib) * 1024),
     )

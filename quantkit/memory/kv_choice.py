@@ -1,6 +1,5 @@
 """KV dtype and row layout: what is asked for, completed by the engine's choice on the GPU."""
 
-from quantkit.families.kv_shape import LatentKv
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.kv_format import KvDtype, KvFormat, KvLayout, check_format
 from quantkit.memory.model import Model
@@ -13,8 +12,7 @@ def choose_format(model: Model, request: MemoryRequest, rules: EngineRules) -> K
     rules.check_request(shape, request)
     own_dtype = rules.kv_dtype(shape, request, model.family.name)
     dtype = request.kv_dtype or (own_dtype if request.kv_layout is None else KvDtype.FP8)
-    is_sparse = isinstance(shape, LatentKv) and shape.is_sparse
-    own_layout = rules.sparse_layout(request, dtype) if is_sparse else KvLayout.RAW
+    own_layout = rules.sparse_layout(request, dtype) if shape.is_sparse else KvLayout.RAW
     options = {"--kv-dtype": request.kv_dtype, "--kv-layout": request.kv_layout}
     given = [name for name, value in options.items() if value is not None]
     whose = f"{request.engine} on {request.gpu.architecture}"

@@ -54,7 +54,7 @@ def index_key_bytes(shape: LatentKv) -> int:
 def check_format(shape: KvShape, kv_format: KvFormat) -> None:
     """Raise UsageError for a layout that the model's attention does not have."""
     if kv_format.layout is KvLayout.PACKED:
-        if not (isinstance(shape, LatentKv) and shape.is_sparse):
+        if not shape.is_sparse:
             raise UsageError(
                 "--kv-layout packed: 656-byte rows exist for sparse attention (DSA: GLM-5.x, DeepSeek-V3.2) only",
                 remedy="leave --kv-layout out",

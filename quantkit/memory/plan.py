@@ -21,6 +21,11 @@ class Verdict(StrEnum):
     TIGHT = "tight"
     DOES_NOT_FIT = "does not fit"
 
+    @property
+    def severity(self) -> int:
+        """From 0 up; members stand from the best to the worst."""
+        return list(Verdict).index(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:

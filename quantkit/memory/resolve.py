@@ -3,18 +3,16 @@
 No recipe is parsed and no weights are fetched: a recipe name stands for the config that is shipped with it.
 """
 
-import re
 from difflib import get_close_matches
 from pathlib import Path
 
+from quantkit.checkpoint.hub import parse_hub_id
 from quantkit.checkpoint.json_files import read_json
 from quantkit.checkpoint.remote import open_remote
 from quantkit.checkpoint.source import CONFIG_NAME, open_checkpoint
 from quantkit.errors import RecipeError, SourceError, UsageError
 from quantkit.memory.model import Model, model_from_checkpoint, model_from_config
 from quantkit.recipe_files import recipe_config, recipe_paths, recipe_summaries
-
-_HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
 
 def resolve_model(name: str | None) -> Model | None:
@@ -32,9 +30,8 @@ def resolve_model(name: str | None) -> Model | None:
         return _from_directory(path)
     if path.suffix == ".json" or path.is_file():
         return _from_config(path)
-    match = _HUB_ID.fullmatch(name)
-    if match is not None and not name.startswith((".", "/", "~")):
-        remote = open_remote(match["id"], match["revision"] or "main")
+    if (parsed := parse_hub_id(name)) is not None:
+        remote = open_remote(*parsed)
         num_shards = len(remote.checkpoint.shards)
         return model_from_checkpoint(
             name, remote.checkpoint, weights_from=f"headers of {_shards(num_shards)} on the hub, {remote.commit[:12]}"

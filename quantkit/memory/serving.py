@@ -81,7 +81,7 @@ class Serving:
     @property
     def is_sparse(self) -> bool:
         """Whether attention reads the tokens that an indexer chooses."""
-        return isinstance(self.kv_shape, LatentKv) and self.kv_shape.is_sparse
+        return self.kv_shape.is_sparse
 
     @property
     def heads_per_rank(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from quantkit.errors import UsageError
-from quantkit.families.kv_shape import KvShape, LatentKv
+from quantkit.families.kv_shape import KvShape
 from quantkit.memory.budget import MIB_PER_GIB, Band, Budget
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.gpus import Architecture
@@ -166,8 +166,7 @@ def _vision_complexity(serving: Serving) -> float:
 
 
 def _check_request(shape: KvShape, request: MemoryRequest) -> None:
-    is_sparse = isinstance(shape, LatentKv) and shape.is_sparse
-    if is_sparse and request.parallel.dcp > 1 and request.role != "both":
+    if shape.is_sparse and request.parallel.dcp > 1 and request.role != "both":
         raise UsageError(
             "SGLang's sparse attention knows no DCP in pools of disaggregated serving",
             remedy="leave --dcp or --role out",
@@ -177,7 +176,7 @@ def _check_request(shape: KvShape, request: MemoryRequest) -> None:
 def _kv_dtype(shape: KvShape, request: MemoryRequest, family: str) -> KvDtype:
     architecture = request.gpu.architecture
     is_blackwell = architecture.is_datacenter_blackwell or architecture is Architecture.SM120
-    return KvDtype.FP8 if isinstance(shape, LatentKv) and shape.is_sparse and is_blackwell else KvDtype.BF16
+    return KvDtype.FP8 if shape.is_sparse and is_blackwell else KvDtype.BF16
 
 
 def _sparse_layout(request: MemoryRequest, dtype: KvDtype) -> KvLayout:

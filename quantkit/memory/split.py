@@ -45,7 +45,7 @@ def _legal_changes(model: Model, request: MemoryRequest, scheme: Scheme) -> Iter
         if field == "tp" or getattr(request.parallel, field) > 1:
             taken = [
                 str(size)
-                for size in (1, *TP_SIZES[1:])
+                for size in TP_SIZES
                 if _is_taken(model, request, scheme, replace(request.parallel, **{field: size}))
             ]
             if taken:
@@ -70,9 +70,7 @@ def _is_taken(model: Model, request: MemoryRequest, scheme: Scheme, parallel: Pa
 
 def legal_tp_sizes(model: Model, request: MemoryRequest, scheme: Scheme) -> tuple[int, ...]:
     """TP sizes that the engine takes, all else equal."""
-    return tuple(
-        tp for tp in TP_SIZES if _verdict(model, request, scheme, replace(request.parallel, tp=tp)).status != "refused"
-    )
+    return tuple(tp for tp in TP_SIZES if _is_taken(model, request, scheme, replace(request.parallel, tp=tp)))
 
 
 def shares(model: Model, request: MemoryRequest) -> Shares:

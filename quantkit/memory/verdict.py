@@ -8,7 +8,6 @@ from quantkit.memory.plan import GIB, StagePlan, Verdict
 from quantkit.memory.serving import Serving
 
 _LARGEST_PAGE = 64
-_RANK = {Verdict.FITS: 0, Verdict.TIGHT: 1, Verdict.DOES_NOT_FIT: 2}
 Finding = tuple[Verdict, str]
 
 
@@ -24,7 +23,7 @@ def judge(
     if all(stage.budget.pool.mid > 0 for stage in stages):
         findings += _demand_findings(serving, stages, num_tokens, remedy, rules)
     findings += _start_findings(serving, stages, rules)
-    worst = max((verdict for verdict, _ in findings), key=_RANK.__getitem__, default=Verdict.FITS)
+    worst = max((verdict for verdict, _ in findings), key=lambda verdict: verdict.severity, default=Verdict.FITS)
     reasons = tuple(dict.fromkeys(text for verdict, text in findings if verdict is worst))
     return worst, reasons or (_what_fits(serving, num_tokens),)
 

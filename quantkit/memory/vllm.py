@@ -60,7 +60,7 @@ def _check_request(shape: KvShape, request: MemoryRequest) -> None:
 
 def _kv_dtype(shape: KvShape, request: MemoryRequest, family: str) -> KvDtype:
     architecture = request.gpu.architecture
-    if not (isinstance(shape, LatentKv) and shape.is_sparse):
+    if not shape.is_sparse:
         return KvDtype.BF16
     is_glm_on_blackwell = architecture.is_datacenter_blackwell and family == "glm_moe_dsa"
     return KvDtype.FP8 if is_glm_on_blackwell or architecture is Architecture.SM120 else KvDtype.BF16

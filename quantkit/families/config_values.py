@@ -7,6 +7,7 @@ from quantkit.errors import SourceError
 
 Config = Mapping[str, Any]
 LARGEST = 10_000_000
+_LARGEST_OF = {"layers": 1_000, "experts": 4_000}  # by a key's last word: what is enumerated
 
 
 def text_config(config: Config) -> Config:
@@ -18,13 +19,14 @@ def text_config(config: Config) -> Config:
 def integer(config: Config, key: str, default: int | None = None, *, at_least: int = 0) -> int:
     """``default`` stands in for a key that is absent or null; what is divided by is ``at_least`` 1.
 
-    Counts above ten million are refused: a hostile config would be enumerated without end.
+    Counts that no model has are refused: a hostile config would be enumerated without end.
     """
+    largest = _LARGEST_OF.get(key.rpartition("_")[2], LARGEST)
     value = config.get(key)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= LARGEST:
-        what = "is missing" if value is None else f"is {value!r}, not a count from {at_least} to {LARGEST}"
+    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= largest:
+        what = "is missing" if value is None else f"is {value!r}, not a count from {at_least} to {largest}"
         raise SourceError(f"{key} {what}", file="config.json", remedy="take config.json from the source again")
     return value
 

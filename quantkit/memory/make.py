@@ -14,6 +14,7 @@ from quantkit.memory.rules import RULES
 from quantkit.memory.serving import Demand, MemoryRequest, Serving
 from quantkit.memory.split import check_sizes, check_split, shares, stages
 from quantkit.memory.stages import plan_stage
+from quantkit.memory.tensor_groups import TensorGroup
 from quantkit.memory.verdict import judge
 
 FALLBACK_CONTEXT = 131_072
@@ -24,19 +25,24 @@ def decide(model: Model, request: MemoryRequest) -> Serving:
     rules = RULES[request.engine]
     scheme = request.scheme or model.scheme
     check_sizes(request.parallel)
-    if request.fraction is not None and not 0 < request.fraction < 1:
+    if request.fraction is not None and not 0 < request.fraction <= 1:
         raise UsageError(f"{rules.fraction_option} {request.fraction:g} is no share of a GPU", remedy="give 0.88, say")
-    if request.with_mtp and not model.kv_shape.num_mtp_layers:
+    groups = model.tensors(scheme)
+    if request.with_mtp and not (model.kv_shape.num_mtp_layers and any(_is_draft(group, model) for group in groups)):
         raise UsageError(f"{model.name} has no MTP layer", remedy="leave --with-mtp out")
     return Serving(
         model=model,
         request=request,
         scheme=scheme,
-        groups=model.tensors(scheme),
+        groups=groups,
         kv_format=choose_format(model, request, rules),
         demand=_demand(model, request, rules),
         shares=shares(model, request),
     )
+
+
+def _is_draft(group: TensorGroup, model: Model) -> bool:
+    return group.place.layer is not None and group.place.layer >= model.num_layers
 
 
 def make_memory_plan(model: Model, request: MemoryRequest, *, with_advice: bool = True) -> MemoryPlan:
@@ -90,6 +96,7 @@ def _assumptions(serving: Serving, num_tokens: int, split_reason: str) -> tuple[
         f"{request.engine} {ENGINE_VERSIONS[request.engine]}, with its defaults where no option says otherwise",
         f"{request.gpu.context_gib:.1f} GiB of {request.gpu.title} are gone before the model loads (context and NCCL)",
     ]
+    told += model.read_remarks()
     told += _unevenness(serving)
     if split_reason:
         told.append(f"{split_reason}: split like the others of its kind")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from quantkit.checkpoint.source import Checkpoint, quantization_section
@@ -12,8 +12,9 @@ from quantkit.families.config_values import integer, section
 from quantkit.families.kv_shape import KvShape
 from quantkit.memory.scheme import Scheme, scheme_of, store_converted, store_published
 from quantkit.memory.tensor_groups import TensorGroup, WeightGroup, group_bound, group_expected, group_stored
-from quantkit.weights.binding import bind_weights
-from quantkit.weights.completeness import text_root
+from quantkit.tensors import F32
+from quantkit.weights.binding import Binding, bind_weights
+from quantkit.weights.completeness import missing_weights, text_root
 from quantkit.weights.source_form import SourceForm, source_form
 
 
@@ -22,7 +23,7 @@ class Model:
     """``weights_from``: whether headers were counted or a config was taken at its word. ``form``: of the source.
 
     ``int4_group_size``: of a conversion that is given none. ``read_stored`` and ``read_weights`` are called once, when
-    something is asked for that needs them.
+    something is asked for that needs them; ``read_remarks`` tells what was found on the way.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Model:
     weights_from: str
     read_stored: Callable[[], tuple[TensorGroup, ...]]
     read_weights: Callable[[], tuple[WeightGroup, ...]]
+    read_remarks: Callable[[], tuple[str, ...]] = tuple
     int4_group_size: int = 32
     _converted: dict[Scheme, tuple[TensorGroup, ...]] = field(default_factory=dict)
 
@@ -73,6 +75,11 @@ class Model:
                 f"{self.name} is INT4 already, in groups of {self.form.int4_group_size}: it is never requantized",
                 remedy=f"leave --group-size out, or give {self.form.int4_group_size}",
             )
+        if scheme.rest == "fp8" and not (self.family.is_known or self.form.fp8_blocks):
+            raise RecipeError(
+                f"{self.name} is of an unknown family, so which of its weights an FP8 checkpoint holds is not known",
+                remedy="plan it as it is stored, or with --to bf16 or --to int4",
+            )
         if scheme not in self._converted:
             self._converted[scheme] = store_converted(self._weights, scheme)
         return self._converted[scheme]
@@ -113,12 +120,27 @@ def model_from_config(name: str, config: Mapping[str, Any], *, weights_from: str
 
 
 def model_from_checkpoint(name: str, checkpoint: Checkpoint, *, weights_from: str) -> Model:
-    """What the headers say."""
+    """What the headers say. Raises SourceError where they and the config contradict each other."""
     family = family_of(checkpoint.config)
     form = source_form(checkpoint.quantization)
 
-    def weights() -> tuple[WeightGroup, ...]:
+    @cache
+    def bound() -> tuple[Binding, tuple[str, ...]]:
         binding = bind_weights(checkpoint.tensors, form, family.fused_experts)
+        warnings, missing = missing_weights(family, checkpoint, binding)
+        if missing:
+            raise SourceError(
+                f"config.json promises it, and it is missing, with {len(missing) - 1} more weights",
+                tensor=missing[0].name,
+                file=checkpoint.directory,
+                remedy="plan from its config.json alone, or download the rest",
+            )
+        if any(tensor.spec.dtype == F32 and tensor.name.endswith(".weight") for tensor in checkpoint.tensors.values()):
+            warnings.append("weights that are stored in FP32 count as 16 bits, as both engines load them")
+        return binding, tuple(warnings)
+
+    def weights() -> tuple[WeightGroup, ...]:
+        binding, _ = bound()
         expected = family.expected_tensors(checkpoint.config, root=text_root(binding))
         return group_bound(family, binding.weights, frozenset(tensor.name for tensor in expected if tensor.is_fp8))
 
@@ -128,6 +150,7 @@ def model_from_checkpoint(name: str, checkpoint: Checkpoint, *, weights_from: st
         family=family,
         form=form,
         weights_from=weights_from,
-        read_stored=lambda: group_stored(family, checkpoint.tensors),
+        read_stored=lambda: group_stored(family, checkpoint.tensors, bound()[0].dropped),
         read_weights=weights,
+        read_remarks=lambda: bound()[1],
     )

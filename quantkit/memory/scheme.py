@@ -11,7 +11,7 @@ from quantkit.layouts import compressed_tensors as ct
 from quantkit.memory.tensor_groups import StoredKind, TensorGroup, WeightGroup, tensor_groups
 from quantkit.tensors import BF16, F16, I32, I64, DType, TensorSpec
 from quantkit.weights.source_form import SourceForm
-from quantkit.weights.stored import stored_leaves
+from quantkit.weights.stored import is_quantizable, stored_leaves
 
 Format = Literal["fp8", "bf16", "int4"]
 FORMATS: tuple[Format, ...] = ("fp8", "bf16", "int4")
@@ -79,7 +79,7 @@ def _store(groups: Iterable[WeightGroup], form: SourceForm, shape_dtype: DType) 
     for group in groups:
         _check_groups(group, form.int4_group_size)
         for leaf, spec in stored_leaves(
-            group.spec, form, role=group.place.role, is_fp8=group.is_fp8, shape_dtype=shape_dtype
+            group.leaf, group.spec, form, role=group.place.role, is_fp8=group.is_fp8, shape_dtype=shape_dtype
         ):
             counts[group.place, spec, leaf != ct.SHAPE] += group.count
     return tensor_groups(counts)
@@ -87,7 +87,9 @@ def _store(groups: Iterable[WeightGroup], form: SourceForm, shape_dtype: DType) 
 
 def _check_groups(group: WeightGroup, group_size: int | None) -> None:
     """Raise RecipeError where experts are no whole number of scale groups wide."""
-    if group_size is None or group.place.role is not Role.ROUTED_EXPERT or group.spec.shape[-1] % group_size == 0:
+    if group_size is None or group.place.role is not Role.ROUTED_EXPERT or not is_quantizable(group.leaf, group.spec):
+        return
+    if group.spec.shape[-1] % group_size == 0:
         return
     raise RecipeError(
         f"{group.place.module} of the experts has {group.spec.shape[-1]} columns, which groups of {group_size} do not "

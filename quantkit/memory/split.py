@@ -6,6 +6,7 @@ from dataclasses import replace
 from quantkit.engines.parallel import Parallel, Shares, shares_of, stage_layers
 from quantkit.engines.tensor_parallel import TP_SIZES, Storage, TpVerdict, split_verdict
 from quantkit.errors import UsageError
+from quantkit.families.config_values import flag
 from quantkit.families.kv_shape import HeadKv
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.model import Model
@@ -23,6 +24,11 @@ def check_sizes(parallel: Parallel) -> None:
         size = getattr(parallel, field)
         if not 1 <= size <= MOST_GPUS:
             raise UsageError(f"{option} {size} is no size", remedy=f"give one from 1 to {MOST_GPUS}")
+    if parallel.num_gpus > MOST_GPUS:
+        raise UsageError(
+            f"--tp {parallel.tp} and --pp {parallel.pp} make {parallel.num_gpus} GPUs",
+            remedy=f"plan for {MOST_GPUS} at most",
+        )
 
 
 def check_split(model: Model, request: MemoryRequest, scheme: Scheme) -> TpVerdict:
@@ -96,6 +102,7 @@ def stages(model: Model, request: MemoryRequest, rules: EngineRules) -> tuple[St
             num_layers=num_layers,
             num_mtp=model.kv_shape.num_mtp_layers if request.with_mtp and last == num_layers else 0,
             has_head=last == num_layers or model.family.name in rules.heads_everywhere,
+            is_tied=flag(model.text_config, "tie_word_embeddings", False),
         )
         for index, (first, last) in enumerate(stage_layers(num_layers, request.parallel.pp, request.engine))
     )

@@ -5,17 +5,20 @@ A group is what differs in no way that a memory plan could see: same layer, same
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.errors import SourceError
 from quantkit.families.family import ExpectedTensor, Family, Role
-from quantkit.tensors import BF16, DType, TensorSpec
+from quantkit.tensors import BF16, F32, TensorSpec
 from quantkit.weights.weight import Weight
 
 _FUSED_SUFFIX = re.compile(r"(?<=_proj)_(?:weight_)?(?:scale_inv|scale|packed|shape|bias)$")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_ROTARY = ".rotary_emb."  # frequencies that both engines compute, and leave out where a checkpoint has them
+# parameters that engines keep in FP32; whatever else is FP32 they load in 16 bits
+_FP32_ROLES = frozenset({Role.ROUTER, Role.ROUTER_BIAS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +71,11 @@ class _Names:
         return found
 
     def _look_at(self, name: str) -> Place:
-        role = self.family.role_of(name)
-        match = None if role is Role.VISION else _LAYER.search(name)
         module_name, _, leaf = name.rpartition(".")
         if module_name.endswith(".experts"):
-            module_name = f"{module_name}.{_FUSED_SUFFIX.sub('', leaf)}"
+            name = module_name = f"{module_name}.{_FUSED_SUFFIX.sub('', leaf)}"
+        role = self.family.role_of(name)
+        match = None if role is Role.VISION else _LAYER.search(name)
         return Place(layer=None if match is None else int(match[1]), module=module_name.rpartition(".")[2], role=role)
 
 
@@ -99,18 +102,28 @@ def group_bound(family: Family, weights: Mapping[str, Weight], fp8_names: frozen
     names = _Names(family)
     counts: Counter[tuple[Place, str, TensorSpec, bool]] = Counter()
     for name, weight in weights.items():
+        if _ROTARY in name:
+            continue
+        place = names.place(name)
         is_float = weight.codec.name == "float_values"
-        dtype: DType = weight.stored.spec.dtype if is_float else BF16
+        spec = _as_loaded(weight.stored, place) if is_float else TensorSpec(BF16, weight.shape)
         is_fp8 = weight.codec.name == "fp8_block" or name in fp8_names
-        counts[names.place(name), name.rpartition(".")[2], TensorSpec(dtype, weight.shape), is_fp8] += 1
+        counts[place, name.rpartition(".")[2], TensorSpec(spec.dtype, weight.shape), is_fp8] += 1
     return _weight_groups(counts)
 
 
-def group_stored(family: Family, tensors: Mapping[str, StoredTensor]) -> tuple[TensorGroup, ...]:
-    """Of real headers, as they lie. Raises SourceError for a tensor that a known family does not have."""
+def group_stored(
+    family: Family, tensors: Mapping[str, StoredTensor], dropped: Container[str] = ()
+) -> tuple[TensorGroup, ...]:
+    """Of real headers, as they lie; ``dropped`` is what no engine loads.
+
+    Raises SourceError for a tensor that a known family does not have.
+    """
     names = _Names(family)
     counts: Counter[StoredKind] = Counter()
     for tensor in tensors.values():
+        if tensor.name in dropped or _ROTARY in tensor.name:
+            continue
         place = names.place(tensor.name)
         if place.role is Role.UNKNOWN and family.is_known:
             raise SourceError(
@@ -119,8 +132,13 @@ def group_stored(family: Family, tensors: Mapping[str, StoredTensor]) -> tuple[T
                 file=tensor.path.name,
                 remedy="plan from its config.json instead",
             )
-        counts[place, tensor.spec, not tensor.name.endswith("_shape")] += 1
+        counts[place, _as_loaded(tensor, place), not tensor.name.endswith("_shape")] += 1
     return tensor_groups(counts)
+
+
+def _as_loaded(tensor: StoredTensor, place: Place) -> TensorSpec:
+    is_weight = tensor.spec.dtype == F32 and "scale" not in tensor.name.rpartition(".")[2]
+    return TensorSpec(BF16, tensor.spec.shape) if is_weight and place.role not in _FP32_ROLES else tensor.spec
 
 
 def tensor_groups(counts: Mapping[StoredKind, int]) -> tuple[TensorGroup, ...]:

@@ -49,7 +49,8 @@ _PART_OF: Mapping[Role, Part] = {
 class Stage:
     """Decoder layers ``[first, last)`` of ``num_layers``, and what stands before and behind them.
 
-    ``num_mtp``: MTP layers that are loaded here, on the last stage. ``has_head``: the engine builds the head here.
+    ``num_mtp``: MTP layers that are loaded here, on the last stage. ``has_head``: the engine builds the head here, out
+    of the embedding where the two are tied.
     """
 
     index: int
@@ -58,6 +59,7 @@ class Stage:
     num_layers: int
     num_mtp: int = 0
     has_head: bool = True
+    is_tied: bool = False
 
     @property
     def num_own(self) -> int:
@@ -77,8 +79,8 @@ class Stage:
         if place.role is Role.VISION:
             return True
         if place.role is Role.EMBEDDING:
-            return self.first == 0 or self.num_mtp > 0
-        return self.has_head if place.role is Role.HEAD else self.is_last
+            return self.first == 0 or self.num_mtp > 0 or (self.is_tied and self.has_head)
+        return self.has_head and not self.is_tied if place.role is Role.HEAD else self.is_last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,11 +15,24 @@ def check_complete(
 ) -> tuple[list[str], bool]:
     """Warnings for what may be absent, and whether weights are missing by the user's leave.
 
-    Raises SourceError for a missing weight or a shape that the config contradicts.
+    Raises SourceError for a missing weight, and as ``missing_weights`` does.
+    """
+    warnings, missing = missing_weights(family, checkpoint, binding)
+    if missing and not allow_incomplete:
+        _refuse(missing)
+    if missing:
+        warnings.append(f"{len(missing)} weights are missing ({missing[0].name}, ...): the output will lack them too")
+    return warnings, bool(missing)
+
+
+def missing_weights(family: Family, checkpoint: Checkpoint, binding: Binding) -> tuple[list[str], list[ExpectedTensor]]:
+    """Warnings for what may be absent, and what must not be and is.
+
+    Raises SourceError for a shape that the config contradicts, and for what it does not count.
     A model saved without its MTP layer is whole: that is a warning. Half an MTP layer is not.
     """
     if not family.is_known:
-        return [], False
+        return [], []
     root = text_root(binding)
     expected = list(family.expected_tensors(checkpoint.config, root=root))
     for tensor in expected:
@@ -50,11 +63,7 @@ def check_complete(
         warnings.append(
             "config.json promises an MTP layer and the checkpoint has none: no speculative decoding with it"
         )
-    if missing and not allow_incomplete:
-        _refuse(missing)
-    if missing:
-        warnings.append(f"{len(missing)} weights are missing ({missing[0].name}, ...): the output will lack them too")
-    return warnings, bool(missing)
+    return warnings, missing
 
 
 def _check_surplus(family: Family, checkpoint: Checkpoint, binding: Binding, root: str) -> None:

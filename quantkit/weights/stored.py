@@ -11,15 +11,22 @@ from quantkit.weights.source_form import SourceForm
 WEIGHT = "weight"
 
 
+def is_quantizable(leaf: str, spec: TensorSpec) -> bool:
+    """Whether it may be the matrix of a Linear: what else a module holds is stored as it is in every form."""
+    return leaf == WEIGHT and len(spec.shape) == 2
+
+
 def stored_leaves(
-    spec: TensorSpec, form: SourceForm, *, role: Role, is_fp8: bool, shape_dtype: DType = I32
+    leaf: str, spec: TensorSpec, form: SourceForm, *, role: Role, is_fp8: bool, shape_dtype: DType = I32
 ) -> Iterator[tuple[str, TensorSpec]]:
-    """Leaf name and spec of the tensors that one weight becomes; ``weight`` alone where it is not quantized.
+    """Leaf name and spec of the tensors that ``leaf`` of a module becomes; itself where it is not quantized.
 
     FP8 blocks in DeepSeek's names, native INT4 as Kimi publishes it: its ``weight_shape`` is I32, where
     compressed-tensors writes I64.
     """
-    if form.int4_group_size is not None and role is Role.ROUTED_EXPERT:
+    if not is_quantizable(leaf, spec):
+        yield leaf, spec
+    elif form.int4_group_size is not None and role is Role.ROUTED_EXPERT:
         rows, cols = spec.shape
         yield ct.PACKED, TensorSpec(I32, (rows, cols // ct.CODES_PER_WORD))
         yield ct.SCALE, TensorSpec(BF16, (rows, cols // form.int4_group_size))
@@ -31,12 +38,13 @@ def stored_leaves(
         grid = Fp8Block(block_rows=block_rows, block_cols=block_cols).grid_shape(rows, cols)
         yield "weight_scale_inv", TensorSpec(F32, grid)
     else:
-        yield WEIGHT, spec
+        yield leaf, spec
 
 
 def stored_specs(expected: Iterable[ExpectedTensor], form: SourceForm) -> Iterator[tuple[str, TensorSpec]]:
     """Stored name and spec of every tensor."""
     for tensor in expected:
+        module, _, leaf = tensor.name.rpartition(".")
         spec = TensorSpec(tensor.dtype, tensor.shape)
-        for leaf, stored in stored_leaves(spec, form, role=tensor.role, is_fp8=tensor.is_fp8):
-            yield tensor.name if leaf == WEIGHT else f"{tensor.name.removesuffix('.weight')}.{leaf}", stored
+        for stored_leaf, stored in stored_leaves(leaf, spec, form, role=tensor.role, is_fp8=tensor.is_fp8):
+            yield f"{module}.{stored_leaf}", stored

@@ -1,0 +1,161 @@
+"""Plans from real headers: forms that no config tells of, and headers that contradict the config."""
+
+import pytest
+import torch
+
+from quantkit.checkpoint.source import open_checkpoint
+from quantkit.engines.parallel import Parallel
+from quantkit.errors import RecipeError, SourceError, UsageError
+from quantkit.memory.gpus import GPUS
+from quantkit.memory.make import make_memory_plan
+from quantkit.memory.model import model_from_checkpoint
+from quantkit.memory.scheme import Scheme
+from quantkit.memory.serving import MemoryRequest
+from tests.memory.plans import FP8, INT4
+
+EXPERT = "model.layers.1.mlp.experts.0.gate_proj"
+
+
+def read(source):
+    source.write()
+    return model_from_checkpoint("source", open_checkpoint(source.directory), weights_from="headers")
+
+
+def num_bytes(groups):
+    return sum(group.count * group.spec.num_bytes for group in groups)
+
+
+def make(model, *, tp=1, **request):
+    return make_memory_plan(model, MemoryRequest(gpu=GPUS["h200"], parallel=Parallel(tp=tp), **request))
+
+
+def unknown_family(source):
+    source.config |= {"model_type": "who_knows"}
+    return source
+
+
+@pytest.mark.parametrize("shape", [(128,), (4, 128, 256)])
+def test_what_experts_hold_beside_matrices_stays_as_it_is(shape, tiny_checkpoint):
+    source = unknown_family(tiny_checkpoint(model_type="deepseek_v3", source_format="bf16"))
+    plain = num_bytes(read(source).tensors(INT4))
+    extra = torch.zeros(shape, dtype=torch.bfloat16)
+    source.put(f"{EXPERT}.bias", extra)
+    assert num_bytes(read(source).tensors(INT4)) == plain + 2 * extra.numel()
+    source.put("model.layers.1.mlp.experts.w13_weight", extra.clone())
+    assert num_bytes(read(source).tensors(INT4)) == plain + 4 * extra.numel()
+
+
+def test_an_expert_that_is_no_matrix_is_not_quantized(tiny_checkpoint):
+    source = unknown_family(tiny_checkpoint(model_type="deepseek_v3", source_format="bf16"))
+    source.put(f"{EXPERT}.weight", torch.zeros(77, dtype=torch.bfloat16))
+    groups = read(source).tensors(INT4)
+    assert any(group.spec.shape == (77,) and group.spec.num_bytes == 154 for group in groups)
+
+
+@pytest.mark.parametrize("model_type", ["glm_moe_dsa", "deepseek_v3"])
+def test_fused_fp8_experts_are_planned_as_stored(model_type, tiny_checkpoint):
+    whole = tiny_checkpoint(model_type=model_type)
+    fused = tiny_checkpoint("fused", model_type=model_type, fused_experts=True)
+    assert any(name.endswith("gate_up_proj_scale_inv") for shard in fused.shards.values() for name in shard)
+    one, other = (make(read(source), context=128) for source in (whole, fused))
+    # 128 rows of gate and up end with a block of scales, so that nothing is stored twice
+    assert one.stages[0].weights == other.stages[0].weights
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.k_scale",
+        "model.layers.0.self_attn.q_a_proj.input_scale",
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+    ],
+)
+def test_what_no_engine_loads_does_not_count(name, tiny_checkpoint):
+    source = tiny_checkpoint()
+    plain = read(source)
+    before = {scheme: num_bytes(plain.tensors(scheme)) for scheme in (plain.scheme, INT4)}
+    source.put(name, torch.ones(16))
+    after = read(source)
+    assert {scheme: num_bytes(after.tensors(scheme)) for scheme in before} == before
+
+
+def test_a_tensor_that_the_family_does_not_have_is_named(tiny_checkpoint):
+    source = tiny_checkpoint()
+    source.put("model.layers.0.self_attn.surprise.weight", torch.zeros(4, 4, dtype=torch.bfloat16))
+    with pytest.raises(SourceError, match="is no tensor of the family glm_moe_dsa") as caught:
+        make(read(source))
+    assert caught.value.tensor == "model.layers.0.self_attn.surprise.weight"
+
+
+def test_fp32_weights_count_as_the_16_bits_that_engines_load(tiny_checkpoint):
+    single = make(read(tiny_checkpoint("f32", source_format="f32")), context=128)
+    half = make(read(tiny_checkpoint("bf16", source_format="bf16")), context=128)
+    router = 4 * 256 * 2  # is kept as it is
+    assert single.stages[0].weights.num_bytes == half.stages[0].weights.num_bytes + router
+    assert "weights that are stored in FP32 count as 16 bits, as both engines load them" in single.assumptions
+    assert not any("FP32" in text for text in half.assumptions)
+
+
+@pytest.mark.parametrize("scheme", [FP8, Scheme(experts="int4", rest="fp8", group_size=32)])
+def test_what_would_be_fp8_in_an_unknown_family_is_not_known(scheme, tiny_checkpoint):
+    model = read(unknown_family(tiny_checkpoint(model_type="deepseek_v3", source_format="bf16")))
+    with pytest.raises(RecipeError, match="which of its weights an FP8 checkpoint holds is not known"):
+        make(model, scheme=scheme)
+    make(model, scheme=INT4)
+
+
+def test_headers_that_contradict_the_config_are_refused(tiny_checkpoint):
+    source = tiny_checkpoint()
+    name = f"{EXPERT}.weight"
+    kept = source.tensor(name)
+    source.shards[source.shard_of(name)].pop(name)
+    source.shards[source.shard_of(f"{name}_scale_inv")].pop(f"{name}_scale_inv")
+    with pytest.raises(SourceError, match="promises it, and it is missing") as caught:
+        make(read(source))
+    assert caught.value.tensor == name
+    assert caught.value.remedy == "plan from its config.json alone, or download the rest"
+    source.put(name, kept)
+    source.put(f"{name}_scale_inv", torch.ones(1, 2))
+    make(read(source))
+    source.config |= {"num_hidden_layers": 1}
+    with pytest.raises(SourceError, match="lies beyond the 1 layers"):
+        make(read(source))
+
+
+def test_an_mtp_layer_that_the_headers_lack_is_said_and_is_not_loaded(tiny_checkpoint):
+    source = tiny_checkpoint(config_changes={"num_nextn_predict_layers": 1})
+    for tensors in source.shards.values():
+        for name in [name for name in tensors if ".layers.2." in name]:
+            tensors.pop(name)
+    model = read(source)
+    assert any("promises an MTP layer and the checkpoint has none" in text for text in make(model).assumptions)
+    with pytest.raises(UsageError, match="has no MTP layer"):
+        make(model, with_mtp=True)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_tied_embedding_stands_on_the_first_stage_and_on_the_last(tied, tmp_path, tiny_checkpoint):
+    source = tiny_checkpoint(model_type="qwen3_moe", source_format="bf16", config_changes={"tie_word_embeddings": tied})
+    embedding = source.tensor("model.embed_tokens.weight").numel() * 2
+    request = MemoryRequest(gpu=GPUS["h200"], parallel=Parallel(tp=1, pp=2), context=128)
+    stages = make_memory_plan(read(source), request).stages
+    ends = [
+        sum(part.num_bytes for part in stage.weights.parts if part.part.value == "embedding_and_head")
+        for stage in stages
+    ]
+    assert ends == [embedding, embedding]
+    whole = make(read(source), context=128).stages[0].weights
+    assert sum(part.num_bytes for part in whole.parts if part.part.value == "embedding_and_head") == embedding * (
+        1 if tied else 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "most"), [("num_hidden_layers", 10**6, 1000), ("n_routed_experts", 10**7, 4000)]
+)
+def test_counts_that_no_model_has_are_refused_before_they_are_enumerated(key, value, most, tiny_checkpoint):
+    source = tiny_checkpoint(write=False)
+    source.config |= {key: value}
+    source.directory.mkdir(parents=True)
+    with pytest.raises(SourceError, match=f"{key} is {value}, not a count from . to {most}"):
+        make(read(source))

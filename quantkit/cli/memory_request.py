@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.engines.parallel import ENGINES, Parallel
-from quantkit.errors import QuantkitError, UsageError
+from quantkit.errors import QuantkitError, SourceError, UsageError
 from quantkit.memory.check import Comparison, compare_with_log, model_of_log, request_of_log
 from quantkit.memory.engine_log import read_engine_log
 from quantkit.memory.gpus import DEFAULT_GPU, gpu_named
@@ -166,7 +166,16 @@ def plan_checked(options: MemoryOptions, model: Model, log_path: Path) -> Checke
         logged = replace(logged, with_mtp=False)
     if options.context is None and logged.context and model.max_context and logged.context > model.max_context:
         logged = replace(logged, context=None)  # it serves another model, or one that was told to go further
-    plan = make_memory_plan(model, logged)
+    try:
+        plan = make_memory_plan(model, logged)
+    except UsageError as error:
+        if logged == request:
+            raise
+        raise SourceError(
+            f"with what this log says of the server: {error.message}",
+            file=log.file,
+            remedy="name the model that was served, or the option that the log has wrong",
+        ) from error
     return CheckedPlan(plan=plan, log_model=model_of_log(log), rows=compare_with_log(plan, log))
 
 
@@ -219,7 +228,7 @@ def _check_words(options: MemoryOptions) -> None:
         if other != engine and fractions[other] is not None:
             raise UsageError(f"{RULES[other].fraction_option} is an option of {other}", remedy=f"add --engine {other}")
     fraction = fractions[engine]
-    if fraction is not None and not 0 < fraction < 1:
+    if fraction is not None and not 0 < fraction <= 1:
         raise UsageError(f"{RULES[engine].fraction_option} {fraction:g} is no share of a GPU", remedy="give 0.88, say")
     if engine == "vllm" and options.max_running_requests is not None:
         raise UsageError("--max-running-requests is an option of sglang", remedy="add --engine sglang")

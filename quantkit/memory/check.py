@@ -1,20 +1,26 @@
 """A plan against an engine's start-up log: planned, measured, difference."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
-from quantkit.errors import UsageError
+from quantkit.errors import SourceError, UsageError
 from quantkit.memory.engine_log import EngineLog
 from quantkit.memory.gpus import Gpu
 from quantkit.memory.kv_format import POOL_ROLES, KvDtype
 from quantkit.memory.plan import GIB, MemoryPlan
 from quantkit.memory.rules import RULES
 from quantkit.memory.serving import MemoryRequest
+from quantkit.memory.split import MOST_GPUS
 
+# by a part of the name; what the engine chooses is none, and what is not here is not planned
 _KV_DTYPES = {
+    "auto": None,
     "bf16": KvDtype.BF16,
     "bfloat16": KvDtype.BF16,
+    "float16": KvDtype.BF16,
+    "half": KvDtype.BF16,
     "fp8": KvDtype.FP8,
     "e4m3": KvDtype.FP8,
     "e5m2": KvDtype.FP8,
@@ -39,9 +45,22 @@ class Comparison:
         return (self.planned - self.measured) / self.measured * 100
 
 
+_LARGEST: Mapping[str, float] = {
+    **dict.fromkeys(("tp", "pp", "ep", "dcp", "dp"), MOST_GPUS),
+    **dict.fromkeys(("context", "max_running_requests"), 10**9),
+    "fraction": 1,
+}
+
+
 def request_of_log(log: EngineLog, request: MemoryRequest, given: frozenset[str]) -> MemoryRequest:
-    """The request with what the log says of the server; what the command line gave (``given``) stays."""
-    values = {key: logged.value for key, logged in log.values.items()}
+    """The request with what the log says of the server; what the command line gave (``given``) stays.
+
+    Raises SourceError, with the line, for what no server can have been started with.
+    """
+    values = {key: logged.value for key, logged in log.values.items() if key not in given}
+    for key in values.keys() & _LARGEST.keys():
+        if not 0 < float(values[key]) <= _LARGEST[key]:
+            _fail(log, key, f"{key} {values[key]} is not possible", "pass the log as the server wrote it")
     if "engine" in given and request.engine != log.engine:
         raise UsageError(f"the log is {log.engine}'s, --engine says {request.engine}", remedy="leave --engine out")
     sizes = {"tp": "tp", "pp": "pp", "ep": "ep", "dcp": "dcp", "dp": "dp_attention"}
@@ -49,25 +68,33 @@ def request_of_log(log: EngineLog, request: MemoryRequest, given: frozenset[str]
     if log.engine == "vllm" and "tp" in logged:  # its tensor parallel size is that of one replica
         logged["tp"] *= logged.get("dp_attention", request.parallel.dp_attention)
     found = replace(request, engine=log.engine, parallel=replace(request.parallel, **logged))
-    if "fraction" in values and "fraction" not in given:
+    if "fraction" in values:
         found = replace(found, fraction=float(values["fraction"]), is_fraction_final=True)
-    if "context" in values and "context" not in given:
+    if "context" in values:
         found = replace(found, context=int(values["context"]))
     # the number is a replica's where the server chose it, and the server's where it was told
-    is_told = "max_running_requests" in values and "max_running_requests" not in given
-    if is_told and found.parallel.dp_attention == 1 and log.engine == "sglang":
+    is_told = "max_running_requests" in values and found.parallel.dp_attention == 1
+    if is_told and log.engine == "sglang":
         found = replace(found, max_running_requests=int(values["max_running_requests"]))
-    name = str(values.get("kv_dtype", "")).lower()
-    dtype = next((dtype for word, dtype in _KV_DTYPES.items() if word in name), None)
-    if dtype is not None and "kv_dtype" not in given:
-        found = replace(found, kv_dtype=dtype)
-    if "role" not in given:
-        found = replace(found, role=next((role for role in POOL_ROLES if role == values.get("role")), found.role))
     return replace(
         found,
+        kv_dtype=_logged_kv_dtype(log) if "kv_dtype" in values else found.kv_dtype,
+        role=next((role for role in POOL_ROLES if role == values.get("role")), found.role),
         with_mtp=found.with_mtp or _has_draft_layer(str(values.get("speculation", ""))),
         is_eager=found.is_eager or "is_eager" in values,
     )
+
+
+def _logged_kv_dtype(log: EngineLog) -> KvDtype | None:
+    name = str(log.values["kv_dtype"].value).lower()
+    for word, dtype in _KV_DTYPES.items():
+        if word in name:
+            return dtype
+    _fail(log, "kv_dtype", f"the KV dtype {name} is none that is planned", "give --kv-dtype bf16 or fp8")
+
+
+def _fail(log: EngineLog, key: str, message: str, remedy: str) -> NoReturn:
+    raise SourceError(f"line {log.values[key].line}: {message}", file=log.file, remedy=remedy)
 
 
 def _has_draft_layer(speculation: str) -> bool:

@@ -3,9 +3,11 @@
 SGLang's "GB" are 2^30 bytes. Lines as SGLang 0.5.23 and vLLM 0.33.0 print them, and older forms of both.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from io import BufferedReader
 from operator import itemgetter
 from pathlib import Path
 from typing import NoReturn
@@ -17,6 +19,7 @@ from quantkit.memory.engine_log_lines import ARGUMENT_PATTERNS, ARGUMENTS, INTEG
 MAX_LOG_BYTES = 256 << 20
 _MAX_LINE_BYTES = 1 << 20
 _MAX_TEXT = 200
+_MAX_NUMBERS = 1 << 16  # of one start
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _SGLANG_PREFIX = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?((?: [A-Z_]+\d+)*)\]")
@@ -37,6 +40,7 @@ class EngineLog:
     """The last complete start in a log. ``values`` has only what was logged, GiB and counts per rank."""
 
     engine: EngineName
+    file: str
     values: Mapping[str, LoggedValue]
 
 
@@ -70,6 +74,7 @@ class _Start:
     kv_dtype: LoggedValue | None = None
     numbers: dict[str, dict[str, list[LoggedValue]]] = field(default_factory=dict)
     engine_cores: set[str] = field(default_factory=set)
+    num_numbers: int = 0
 
     @property
     def has_memory(self) -> bool:
@@ -85,11 +90,14 @@ def read_engine_log(path: Path) -> EngineLog:
 
     Raises SourceError when the file cannot be read, is no such log, or stops before any number.
     """
-    starts: list[_Start] = []
+    starts: list[_Start] = []  # the one that is being read, and before it those that may still be the answer
     line = 0
     try:
         for line, text in _lines(path):
             _read_line(starts, line, text)
+            if starts and starts[-1].num_numbers > _MAX_NUMBERS:
+                remedy = "pass the part from the server's start up to its first request"
+                _fail(path, f"has more than {_MAX_NUMBERS} figures of one start (line {line})", remedy)
     except OSError as error:
         remedy = "check that the file is there and readable"
         raise SourceError(f"cannot be read ({error.strerror})", file=path.name, remedy=remedy) from error
@@ -98,12 +106,15 @@ def read_engine_log(path: Path) -> EngineLog:
     if not starts:
         remedy = "pass what the server printed from its start on, at log level info"
         _fail(path, "is no log of SGLang or vLLM: none of their start-up lines is in it", remedy)
-    with_memory = [start for start in starts if start.has_memory]
-    if not with_memory:
+    chosen = _best(starts)
+    if not chosen.has_memory:
         remedy = "wait until the server has loaded the weights, and save its log again"
         _fail(path, f"the log of {starts[-1].engine} stops before its first line about memory", remedy)
-    chosen = next((start for start in reversed(with_memory) if start.is_complete), with_memory[-1])
-    return EngineLog(engine=chosen.engine, values=_values(chosen))
+    return EngineLog(engine=chosen.engine, file=path.name, values=_values(chosen))
+
+
+def _best(starts: list[_Start]) -> _Start:
+    return max(reversed(starts), key=lambda start: (start.is_complete, start.has_memory))
 
 
 def _fail(path: Path, message: str, remedy: str) -> NoReturn:
@@ -113,8 +124,8 @@ def _fail(path: Path, message: str, remedy: str) -> NoReturn:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Lines that are not blank, with their numbers; a progress bar's carriage returns part a line."""
     number = 1
-    with path.open("rb") as stream:
-        num_bytes, file_bytes = 0, path.stat().st_size
+    with _open(path) as stream:
+        num_bytes, file_bytes = 0, os.fstat(stream.fileno()).st_size
         while raw := stream.readline(_MAX_LINE_BYTES):
             num_bytes += len(raw)
             if max(num_bytes, file_bytes) > MAX_LOG_BYTES:
@@ -126,6 +137,13 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 if text:
                     yield number, text
             number += raw.endswith(b"\n")
+
+
+def _open(path: Path) -> BufferedReader:
+    """Pipes too, but one that nobody writes to is empty: to open it would wait for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "rb")
 
 
 def _read_line(starts: list[_Start], line: int, text: str) -> None:
@@ -154,6 +172,7 @@ def _read_line(starts: list[_Start], line: int, text: str) -> None:
                 continue  # a draft that is loaded when the pool is there already
             of_rank = numbers.setdefault(number.key, {}).setdefault(rank, [])
             of_rank += (logged(float(match.replace(",", ""))) for match in matches)
+            starts[-1].num_numbers += len(matches)
     if starts:
         _read_names(starts[-1], text, logged)
 
@@ -170,6 +189,7 @@ def _read_names(start: _Start, text: str, logged: Callable[[str], LoggedValue]) 
 def _start(starts: list[_Start], engine: EngineName, *, is_opening: bool = False) -> _Start:
     """The start that a line belongs to: a new one if it opens one, or comes from the other engine."""
     if not starts or starts[-1].engine != engine or (is_opening and starts[-1].numbers):
+        starts[:] = [_best(starts)] if starts else []
         starts.append(_Start(engine=engine))
     return starts[-1]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from quantkit.engines.parallel import Parallel
-from quantkit.errors import UsageError
+from quantkit.errors import SourceError, UsageError
 from quantkit.memory.check import Comparison, compare_with_log, doubts, model_of_log, request_of_log
 from quantkit.memory.engine_log import read_engine_log
 from quantkit.memory.gpus import GPUS
@@ -223,7 +223,7 @@ def test_a_log_without_arguments_leaves_the_request_alone(read):
         ("bfloat16", KvDtype.BF16),
         ("float8_e4m3fn", KvDtype.FP8),
         ("float8_e4m3fnuz", KvDtype.FP8),
-        ("float16", None),
+        ("float16", KvDtype.BF16),
     ],
 )
 def test_kv_dtypes_by_the_words_of_sglang(logged, expected, read):
@@ -399,3 +399,38 @@ def test_only_what_drafts_with_a_layer_counts_one(word, with_mtp, read):
 def test_e5m2_is_fp8_too(read):
     text = SGLANG.replace("float8_e4m3fn", "float8_e5m2").replace("fp8_e4m3", "fp8_e5m2")
     assert request_of_log(read(text), MemoryRequest(gpu=H200), frozenset()).kv_dtype is KvDtype.FP8
+
+
+@pytest.mark.parametrize("dtype", ["nvfp4", "int8_per_token_head"])
+def test_a_kv_dtype_that_is_not_planned_is_no_other(dtype, read):
+    log = read(VLLM.replace("kv_cache_dtype=fp8_e4m3", f"kv_cache_dtype={dtype}"))
+    with pytest.raises(SourceError, match=f"line 4: the KV dtype {dtype} is none that is planned") as caught:
+        request_of_log(log, MemoryRequest(gpu=H200), frozenset())
+    assert (caught.value.file, caught.value.remedy) == ("server.log", "give --kv-dtype bf16 or fp8")
+    given = MemoryRequest(gpu=H200, kv_dtype=KvDtype.FP8)
+    assert request_of_log(log, given, frozenset({"kv_dtype"})).kv_dtype is KvDtype.FP8
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("'tp_size': 8", "'tp_size': 0", "line 1: tp 0 is not possible"),
+        ("'tp_size': 8", "'tp_size': 99999", "line 1: tp 99999 is not possible"),
+        ("'mem_fraction_static': 0.87", "'mem_fraction_static': 1.87", "line 1: fraction 1.87 is not possible"),
+        ("'mem_fraction_static': 0.87", "'mem_fraction_static': -1", "line 1: fraction -1.0 is not possible"),
+        ("context_len=131072", "context_len=0", "line 9: context 0 is not possible"),
+    ],
+)
+def test_what_no_server_was_started_with_is_an_error_of_the_log(before, after, message, read):
+    assert before in SGLANG
+    with pytest.raises(SourceError) as caught:
+        request_of_log(read(SGLANG.replace(before, after)), MemoryRequest(gpu=H200), frozenset())
+    assert str(caught.value) == f"server.log: {message}; pass the log as the server wrote it"
+
+
+def test_vllm_may_be_given_all_of_a_gpu(read):
+    log = read(VLLM.replace("'gpu_memory_utilization': 0.95", "'gpu_memory_utilization': 1.0"))
+    found = request_of_log(log, MemoryRequest(gpu=H200, engine="vllm"), frozenset())
+    assert found.fraction == 1.0
+    plan = make_memory_plan(model("glm-4.7"), found, with_advice=False)
+    assert any("refuses to start" in reason for reason in plan.reasons)

@@ -1,6 +1,8 @@
 """Excerpts follow the format strings of SGLang 0.5.23 and vLLM 0.33.0, or of the version that a test names."""
 
 import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -495,3 +497,42 @@ def test_a_log_that_is_too_long(tmp_path: Path) -> None:
 def test_a_pipe_that_grows_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_log, "MAX_LOG_BYTES", 1 << 20)
     assert "is longer than 1 MiB" in failure(tmp_path, "some line\n" * 110_000)
+
+
+def test_a_pipe_that_nobody_writes_to_is_empty(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SourceError, match="is empty"):
+        read_engine_log(tmp_path / "pipe")
+
+
+def test_a_pipe_is_waited_for_while_somebody_writes(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    command = f"(sleep 0.3; cat {tmp_path}/log) > {tmp_path}/pipe"
+    (tmp_path / "log").write_text(SGLANG)
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)  # lets the writer open it
+    with subprocess.Popen(["bash", "-c", command]):
+        time.sleep(0.1)
+        assert read_engine_log(tmp_path / "pipe").values["context"].value == 202752
+    os.close(reader)
+
+
+def test_a_log_of_many_starts_keeps_the_best_and_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = []
+
+    def best(starts: list[engine_log._Start]) -> engine_log._Start:
+        lengths.append(len(starts))
+        return original(starts)
+
+    original = engine_log._best
+    monkeypatch.setattr(engine_log, "_best", best)
+    opening = SGLANG.partition("\n")[0].replace("'tp_size': 8", "'tp_size': 4") + "\n"
+    failed = opening + "[2026-10-02 09:00:20 TP0] Load weight begin. avail mem=1.00 GB\n"
+    log = read(tmp_path, failed * 50 + SGLANG + failed * 50)
+    assert (log.values["tp"].value, log.values["context"].value) == (8, 202752)
+    assert set(lengths) == {1, 2}
+
+
+def test_a_start_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_log, "_MAX_NUMBERS", 100)
+    line = "(Worker pid=33) INFO 10-02 09:02:50 [gpu_worker.py:772] Available KV cache memory: 30.00 GiB\n"
+    assert failure(tmp_path, VLLM + line * 120).startswith("engine.log: has more than 100 figures of one start (line ")

@@ -17,6 +17,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 _BUSY = {408, 429, 500, 502, 503, 504}
 _PAUSES = (1, 2, 4)  # seconds before asking again
 _LONGEST_PAUSE = 60  # a hub that wants more is not waited for in silence
+_SLOWEST_START, _SLOWEST_RATE = 60, 64 << 10  # seconds, and from then on bytes a second: below it, the body drips
 _CONTENT_RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<file_bytes>\d+|\*)", re.IGNORECASE)
 _RATE_LIMIT = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(?P<seconds>\d+)")  # nothing remains, until then
 
@@ -102,9 +103,11 @@ def _place(response: httpx.Response, begin: int) -> tuple[int, int | None]:
 
 
 def _first_bytes(response: httpx.Response, count: int) -> bytes:
-    content = bytearray()
+    content, started = bytearray(), time.monotonic()
     for chunk in response.iter_raw():
         content += chunk
+        if time.monotonic() - started > _SLOWEST_START + len(content) / _SLOWEST_RATE:
+            raise httpx.ReadTimeout(f"only {len(content)} of {count} bytes came in {_SLOWEST_START} s")
         if len(content) > count:  # not at equality: a body read to its end leaves the connection for the next request
             break
     if len(content) < count:

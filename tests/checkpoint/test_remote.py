@@ -3,6 +3,7 @@
 The real client asks a local server. Shards are sparse files, so large that nobody can mistake a header for one.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,12 +11,14 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from itertools import repeat
 from pathlib import Path
 
 import pytest
 from huggingface_hub import close_session, constants
 
+from quantkit.checkpoint import http_range
 from quantkit.checkpoint.header import encode_header
 from quantkit.checkpoint.remote import open_remote
 from quantkit.checkpoint.source import open_checkpoint
@@ -693,3 +696,19 @@ def test_an_index_that_is_a_folder_is_missing(files, hub):
     (files / INDEX).mkdir()
     (files / INDEX / "part").write_bytes(b"")
     assert failure().message == "is missing"
+
+
+def drip(hub: Hub, path):
+    """A body that never ends, some bytes at a time."""
+    hub.send_head(206, {"Content-Range": f"bytes 0-{MIB - 1}/{path.stat().st_size}", "Content-Length": str(MIB)})
+    with contextlib.suppress(ConnectionError):
+        while True:
+            hub.wfile.write(b"\0" * 64)
+            threading.Event().wait(0.01)
+
+
+def test_a_hub_that_drips_is_not_waited_for(hub, monkeypatch):
+    monkeypatch.setattr(http_range, "_SLOWEST_START", 0.2)
+    hub.troubles = repeat(drip)
+    with pytest.raises(SourceError, match=r"cannot be fetched \(only \d+ of \d+ bytes came in 0.2 s\)"):
+        open_remote(REPOSITORY, "main")

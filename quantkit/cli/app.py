@@ -1,7 +1,10 @@
 """Assembles the commands and turns every error into one line and an exit code. Imports nothing heavy."""
 
+import io
+import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -57,6 +60,7 @@ def main() -> None:
     """Entry point. Exit codes: 0 ok, 1 a bug, 2 usage, 3 source, 4 verification, 5 does not fit, 130/143 signals."""
     signal.signal(signal.SIGINT, _stop)
     signal.signal(signal.SIGTERM, _stop)
+    _open_streams()
     try:
         sys.exit(app(standalone_mode=False))
     except QuantkitError as error:
@@ -76,11 +80,21 @@ def main() -> None:
         raise
 
 
-def _exit_with(error: QuantkitError) -> NoReturn:
-    sys.stderr.write(f"quantkit: {error}\n")
-    if "--json" in sys.argv:
-        from quantkit.cli import render
+def _open_streams() -> None:
+    """Closed ones lead nowhere; what a stream's encoding does not have is spelled out."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  (for as long as we run)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
+
+def _exit_with(error: QuantkitError) -> NoReturn:
+    from quantkit.cli import render
+
+    sys.stderr.write(f"quantkit: {render.printable(str(error))}\n")
+    if "--json" in sys.argv:
         command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
         render.show_json(error_document(command, error))
     sys.exit(error.exit_code)

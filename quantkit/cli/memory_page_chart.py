@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import count
 
 from quantkit.cli.memory_page_tables import Json, number, short
 
 _NUM_SHADES, _BAR_Y, _BAR_PX, _CHART_PX = 8, 40, 60, 126
 _CHART_WIDTHS = (280, 400, 520, 680, 840, 1100)  # px from which a label appears: the style sheet has a rule for each
 _LETTER_PX, _LABEL_MARGIN_PX = 7.4, 12
-_TICK_STEPS, _MOST_TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000), 8
+_TICK_STEPS, _MOST_TICKS = (1, 2, 5), 8
 _NOTHING_GIB = 0.005
 _THIN_SHARE = 0.01  # of the scale: without an outline, which would cover it
 _SWATCH = '<svg width="14" height="14" aria-hidden="true"><rect class="part" width="14" height="14"/></svg>'
@@ -142,8 +143,8 @@ def _mark(css: str, gib: float, text: str, y: int, scale: Scale) -> str:
 
 
 def _ticks(scale: Scale) -> list[str]:
-    steps = [step for step in _TICK_STEPS if scale.end_gib / step <= _MOST_TICKS]
-    step, y = steps[0] if steps else _TICK_STEPS[-1], _BAR_Y + _BAR_PX
+    steps = (step * 10**power for power in count() for step in _TICK_STEPS)
+    step, y = next(step for step in steps if scale.end_gib / step <= _MOST_TICKS), _BAR_Y + _BAR_PX
     ticks = []
     for index, gib in enumerate(range(0, int(scale.end_gib) + 1, step)):
         x, side = scale.percent(gib), "middle"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from quantkit.errors import ResourceError
 from quantkit.machine import bytes_text
 
 BROKEN_PIPE = 141
@@ -26,32 +27,56 @@ if TYPE_CHECKING:
     from quantkit.threads import ReportProgress
 
 
-def _write(text: str) -> None:
-    """To stdout at once; a reader that has gone away ends the command, as SIGPIPE would."""
+# what moves a terminal's cursor, changes its colours or turns its text round
+_CONTROLS = {
+    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    for code in (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+    if chr(code) != "\n"
+}
+
+
+def printable(text: str) -> str:
+    """Names come from files of other people: what is no text in them is spelled out."""
+    return text.translate(_CONTROLS)
+
+
+@contextmanager
+def _to_stdout() -> Iterator[None]:
+    """At once; a reader that has gone away ends the command, as SIGPIPE would, and a full disk is an error."""
     try:
-        sys.stdout.write(text)
+        yield
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(BROKEN_PIPE)
+        if isinstance(error, BrokenPipeError):
+            sys.exit(BROKEN_PIPE)
+        raise ResourceError(
+            f"the output cannot be written ({error.strerror})", remedy="make room, or send it elsewhere"
+        ) from error
+
+
+def _write(text: str) -> None:
+    with _to_stdout():
+        sys.stdout.write(text)
 
 
 def show_json(document: Mapping[str, Any]) -> None:
     """The one document of ``--json``."""
     import json
 
-    _write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
+    _write(json.dumps(document, indent=2, ensure_ascii=is_ascii) + "\n")
 
 
 def show_line(text: str) -> None:
     """A line of data."""
-    _write(text + "\n")
+    _write(printable(text) + "\n")
 
 
 def show_notes(kind: str, notes: Sequence[str]) -> None:
     """Warnings and remarks, one a line, to stderr."""
     for note in notes:
-        sys.stderr.write(f"{kind}: {note}\n")
+        sys.stderr.write(f"{kind}: {printable(note)}\n")
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -63,13 +88,15 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=Text(printable(title)), title_justify="left", header_style="bold")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if _is_numeric(rows, index) else "left", overflow="fold")
+        table.add_column(Text(column), justify="right" if _is_numeric(rows, index) else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    with _to_stdout():
+        Console().print(table)
 
 
 def show_bars(title: str, bars: Sequence[tuple[str, Sequence[tuple[str, str, float]]]], *, total: float) -> None:
@@ -98,7 +125,8 @@ def show_bars(title: str, bars: Sequence[tuple[str, Sequence[tuple[str, str, flo
         return
     from rich.console import Console
 
-    Console(highlight=False, soft_wrap=True).print("\n".join(lines) + "\n")
+    with _to_stdout():
+        Console(highlight=False, soft_wrap=True).print("\n".join(lines) + "\n")
 
 
 def bar_letters(names: Sequence[str]) -> list[str]:

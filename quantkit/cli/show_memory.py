@@ -89,9 +89,15 @@ def _finish(document: dict[str, Any], plans: Sequence[MemoryPlan], output: Memor
 
 
 def _write_page(path: Path, page: str) -> None:
+    """Whole or not at all, over an older page and over nothing else."""
+    if path.suffix.lower() not in (".html", ".htm") or path.is_symlink():
+        raise UsageError(f"--html {path} is not the name of a page", remedy="give a file whose name ends in .html")
+    partial = path.with_name(f".{path.name}.partial")
     try:
-        path.write_text(page, encoding="utf-8", errors="replace")
+        partial.write_text(render.printable(page), encoding="utf-8", errors="replace")
+        partial.replace(path)
     except OSError as error:
+        partial.unlink(missing_ok=True)
         raise UsageError(f"{path} cannot be written ({error.strerror})", remedy="give --html another file") from error
 
 

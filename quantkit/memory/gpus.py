@@ -78,6 +78,7 @@ GPUS: dict[str, Gpu] = {
     )
 }
 DEFAULT_GPU = "h200"
+_LEAST_GIB, _MOST_GIB = 8, 10_000
 
 
 def gpu_named(name: str, *, total_gib: float | None = None) -> Gpu:
@@ -91,8 +92,11 @@ def gpu_named(name: str, *, total_gib: float | None = None) -> Gpu:
         )
     if total_gib is None:
         return gpu
-    if not 1 <= total_gib <= 10_000:
-        raise UsageError(f"--gpu-gib {total_gib:g} is no memory of a GPU", remedy="give GiB as torch reports them")
+    if not _LEAST_GIB <= total_gib <= _MOST_GIB:
+        raise UsageError(
+            f"--gpu-gib {total_gib:g} is no memory of such a GPU",
+            remedy=f"give GiB as torch reports them, from {_LEAST_GIB} to {_MOST_GIB}",
+        )
     return replace(
         gpu,
         title=gpu.title.rpartition(" ")[0],

@@ -460,12 +460,33 @@ def test_html_is_written_beside_what_is_printed(options, code, heading, here):
         assert f'<span class="unseen">Verdict: </span>{plan["verdict"]}</p>' in page
 
 
-@pytest.mark.parametrize(("path", "why"), [(".", "Is a directory"), ("none/page.html", "No such file or directory")])
+@pytest.mark.parametrize(
+    ("path", "why"), [("folder.html", "Is a directory"), ("none/page.html", "No such file or directory")]
+)
 def test_html_that_cannot_be_written(path, why, here):
+    (here / "folder.html").mkdir()
     result = run("glm-5.2 --html", path)
     assert (result.code, result.out) == (2, "")
     assert result.err == f"quantkit: {path} cannot be written ({why}); give --html another file\n"
-    assert list(here.iterdir()) == []
+    assert [path.name for path in here.iterdir()] == ["folder.html"]
+
+
+def test_a_page_goes_over_an_older_one(here):
+    (here / "page.html").write_text("older")
+    assert run("glm-5.2 --html page.html").code == 0
+    assert (here / "page.html").read_text().startswith("<!doctype html>")
+    assert [path.name for path in here.iterdir()] == ["page.html"]
+
+
+def test_a_page_of_a_demand_without_measure_stays_small(here):
+    assert run("glm-5.2 --context 1000000 --concurrency 1000000000 --html page.html").code == 5
+    assert (here / "page.html").stat().st_size < 1 << 17
+
+
+def test_a_default_fraction_below_zero_does_not_fit(here):
+    result = run("glm-5.2 --to bf16 --gpu-gib 8 --tp 64 --json")
+    assert result.code == 5
+    assert result.document()["budget"]["fraction"] < 0
 
 
 LEGAL = "legal, all else equal: --tp "
@@ -493,7 +514,10 @@ BAD = [
     ("glm-5.2 --dcp -2", 2, ["--dcp -2 is no size", "give one from 1 to 4096"]),
     ("glm-5.2 --context 0", 2, ["--context 0 is no count", "give a number from 1"]),
     ("glm-5.2 --concurrency -3", 2, ["--concurrency -3 is no count", "give a number from 1"]),
-    ("glm-5.2 --gpu-gib -1", 2, ["--gpu-gib -1 is no memory of a GPU", "give GiB as torch reports them"]),
+    ("glm-5.2 --gpu-gib -1", 2, ["--gpu-gib -1 is no memory of such a GPU", "give GiB as torch reports them"]),
+    ("glm-5.2 --gpu-gib 2.4", 2, ["--gpu-gib 2.4 is no memory of such a GPU", "from 8 to 10000"]),
+    ("glm-5.2 --gpu-gib nan", 2, ["--gpu-gib nan is no memory of such a GPU", "from 8 to 10000"]),
+    ("glm-5.2 --tp 4096 --pp 94", 2, ["--tp 4096 and --pp 94 make 385024 GPUs", "plan for 4096 at most"]),
     ("glm-5.2 --mem-fraction-static 1.5", 2, ["--mem-fraction-static 1.5 is no share", "give 0.88"]),
     ("glm-5.2 --engine vllm --gpu-memory-utilization 0", 2, ["--gpu-memory-utilization 0 is no share", "give 0.88"]),
     ("glm-5.2 --tp eight", 2, ["eight", "see quantkit memory-plan --help"]),
@@ -545,6 +569,10 @@ BAD = [
     ("glm-5.2 --check none.log", 3, ["none.log: cannot be read", "check that the file is there"]),
     ("glm-5.2 --check other.log", 3, ["other.log: is no log of SGLang or vLLM", "pass what the server printed"]),
     ("glm-5.2 --check early.log", 3, ["early.log: the log of sglang stops before", "wait until the server"]),
+    ("glm-5.2 --check tp.log", 3, ["tp.log: with what this log says of the server: sglang cannot split", "name the"]),
+    ("glm-5.2 --check zero.log", 3, ["zero.log: line 1: tp 0 is not possible", "pass the log as the server wrote it"]),
+    ("glm-5.2 --html ./glm-5/config.json", 2, ["config.json is not the name of a page", "ends in .html"]),
+    ("glm-5.2 --html link.html", 2, ["link.html is not the name of a page", "ends in .html"]),
     ("glm-5.2 --check server.log --engine vllm", 2, ["the log is sglang's, --engine says vllm", "leave --engine out"]),
 ]
 
@@ -557,6 +585,9 @@ def test_a_mistake_is_one_line_with_its_remedy_and_a_document(line, code, words,
     write_config(here / "list", "[]")
     (here / "other.log").write_text("INFO: listening on port 8000\n")
     (here / "server.log").write_text(SGLANG_LOG)
+    (here / "tp.log").write_text(SGLANG_LOG.replace("'tp_size': 16", "'tp_size': 7"))
+    (here / "zero.log").write_text(SGLANG_LOG.replace("'tp_size': 16", "'tp_size': 0"))
+    (here / "link.html").symlink_to("elsewhere")
     (here / "early.log").write_text(SGLANG_LOG.partition("\n")[0])
     before = set(here.rglob("*"))
     result = run(line)
@@ -785,3 +816,75 @@ def test_a_mistake_is_one_in_the_overview_too(line, words, tmp_path, monkeypatch
 def test_group_size_and_rest_are_those_of_the_int4_side_of_a_comparison():
     plans = run("glm-5.2 --compare FP8,INT4 --rest fp8 --group-size 64 --json").document()["plans"]
     assert [plan["scheme"] for plan in plans] == ["FP8", "INT4 experts in groups of 64, rest FP8"]
+
+
+HOSTILE = "\x1b[31m[bold]x[/nothing]\u202e\x07"
+
+
+def hostile_log(here):
+    (here / "hostile.log").write_text(SGLANG_LOG.replace("zai-org/GLM-5.2-FP8", HOSTILE))
+    return "glm-5.2 --check hostile.log --html page.html"
+
+
+def test_text_of_other_people_moves_no_terminal(here):
+    result = run(hostile_log(here))
+    assert result.code == 0
+    assert "Against the log of " in result.out
+    page = (here / "page.html").read_text(encoding="utf-8")
+    for text in (result.out, result.err, page):
+        assert not {character for character in text if character != "\n" and not character.isprintable()}
+    assert r"[bold]x[/nothing]\u202e\x07" in result.out
+
+
+def test_markup_of_other_people_is_text_on_a_terminal(here):
+    """A terminal of its own: only there are tables drawn by rich."""
+    line = hostile_log(here)
+    code = "import sys; sys.argv[0] = 'quantkit'; from quantkit.cli.app import main; main()"
+    command = shlex.join([sys.executable, "-c", code, "memory-plan", *shlex.split(line)])
+    env = {key: value for key, value in os.environ.items() if key != "CI"}
+    ran = subprocess.run(
+        ["script", "-qec", command, "/dev/null"], capture_output=True, text=True, check=False, cwd=here, env=env
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "Against the log of" in ran.stdout
+    assert r"[bold]x[/nothing]\u202e\x07" in ran.stdout
+
+
+@pytest.mark.parametrize("as_json", ["", "--json"])
+def test_what_an_encoding_does_not_have_is_spelled_out(as_json, here):
+    folder = write_config(here / "mod\u00e8le", tiny_config("glm4_moe"))
+    result = process(f"./{folder.name} --tp 1 {as_json}", cwd=here, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert (result.code, result.err) == (0, "")
+    if as_json:
+        assert result.document()["model"] == "mod\u00e8le"
+    else:
+        assert r"Memory plan: mod\xe8le, BF16" in result.out
+
+
+def test_a_name_that_is_no_text_is_spelled_out(here):
+    folder = here / os.fsdecode(b"mod\xe8le")
+    write_config(folder, tiny_config("glm4_moe"))
+    result = process(f"{shlex.quote('./' + folder.name)} --tp 1 --json", cwd=here)
+    assert (result.code, result.err) == (0, "")
+    assert result.document()["model"] == "mod\udce8le"
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "message"),
+    [
+        (">&-", 0, ""),
+        ("2>&-", 0, ""),
+        (
+            "> /dev/full",
+            5,
+            "quantkit: the output cannot be written (No space left on device); make room, or send it elsewhere\n",
+        ),
+    ],
+)
+@pytest.mark.parametrize("as_json", ["", "--json"])
+def test_output_that_goes_nowhere(redirection, code, message, as_json, here):
+    write_config(here / "model", tiny_config("glm4_moe"))
+    python = f"{sys.executable} -c 'from quantkit.cli.app import main; main()'"
+    command = f"{python} memory-plan ./model --tp 1 {as_json} {redirection}"
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, cwd=here)
+    assert (ran.returncode, ran.stderr) == (code, message)

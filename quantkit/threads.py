@@ -4,56 +4,77 @@ Threads and not processes: the kernels release the GIL, so that one process with
 cores busy. What is in flight is bounded, so memory does not grow with the work.
 """
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from threading import Event
 
 ReportProgress = Callable[[int, int], None]  # called with the source bytes just finished, and those in all
 Step = Callable[[], Callable[[], None]]  # runs in a worker; what it returns runs in the calling thread
 _IN_FLIGHT_PER_JOB = 2
 
 
+class StoppedError(Exception):
+    """Raised by a long step that has seen ``FollowUps.stop``: another error is on its way, and nobody sees this one."""
+
+
 @dataclass(slots=True)
 class FollowUps:
-    """What bookkeeping makes possible: ``work`` for the workers, ``flush`` for one thread that waits for the disk."""
+    """What bookkeeping makes possible: ``work`` and ``feeds`` of it for the workers, ``flush`` for one thread that
+    waits for the disk, ``fetch`` for those that wait for the network. ``stop`` is set when everything ends early."""
 
-    work: list[Step] = field(default_factory=list)
-    flush: list[Step] = field(default_factory=list)
+    work: deque[Step] = field(default_factory=deque)
+    feeds: deque[Iterator[Step]] = field(default_factory=deque)
+    flush: deque[Step] = field(default_factory=deque)
+    fetch: deque[Step] = field(default_factory=deque)
+    stop: Event = field(default_factory=Event)
 
-    def __bool__(self) -> bool:
-        return bool(self.work or self.flush)
+    def next_work(self) -> Step | None:
+        """Single steps first, then the feeds one after the other."""
+        if self.work:
+            return self.work.popleft()
+        while self.feeds:
+            step = next(self.feeds[0], None)
+            if step is not None:
+                return step
+            self.feeds.popleft()
+        return None
 
 
-def run_steps(steps: Iterable[Step], *, num_jobs: int, follow_ups: FollowUps | None = None) -> None:
+def run_steps(
+    steps: Iterable[Step], *, num_jobs: int, follow_ups: FollowUps | None = None, num_fetchers: int = 1
+) -> None:
     """Run every step, and whatever bookkeeping adds to ``follow_ups``.
 
-    The first error cancels what has not begun, waits for what has, and is raised.
+    The first error cancels what has not begun, waits for what works or flushes but not for the network, and is raised.
     """
     more = FollowUps() if follow_ups is None else follow_ups
+    more.feeds.append(iter(steps))
     working: set[Future[Callable[[], None]]] = set()
-    flushing: set[Future[Callable[[], None]]] = set()
+    others: set[Future[Callable[[], None]]] = set()
     workers = ThreadPoolExecutor(num_jobs, thread_name_prefix="quantkit")
     flusher = ThreadPoolExecutor(1, thread_name_prefix="quantkit-flush")
-
-    def settle() -> None:
-        if working or flushing:
-            done, _ = wait(working | flushing, return_when=FIRST_COMPLETED)
-            working.difference_update(done)
-            flushing.difference_update(done)
+    fetchers = ThreadPoolExecutor(num_fetchers, thread_name_prefix="quantkit-fetch")
+    try:
+        while True:
+            while len(working) < num_jobs * _IN_FLIGHT_PER_JOB and (step := more.next_work()) is not None:
+                working.add(workers.submit(step))
+            while more.flush:
+                others.add(flusher.submit(more.flush.popleft()))
+            while more.fetch:
+                others.add(fetchers.submit(more.fetch.popleft()))
+            if not (working or others):
+                break
+            done, _ = wait(working | others, return_when=FIRST_COMPLETED)
+            working -= done
+            others -= done
             for future in done:
                 future.result()()
-        while more.work:
-            working.add(workers.submit(more.work.pop()))
-        while more.flush:
-            flushing.add(flusher.submit(more.flush.pop()))
-
-    try:
-        for step in steps:
-            working.add(workers.submit(step))
-            while len(working) >= num_jobs * _IN_FLIGHT_PER_JOB or more:
-                settle()
-        while working or flushing or more:
-            settle()
+    except BaseException:
+        more.stop.set()
+        raise
     finally:
         workers.shutdown(wait=True, cancel_futures=True)
         flusher.shutdown(wait=True, cancel_futures=True)
+        fetchers.shutdown(wait=False, cancel_futures=True)

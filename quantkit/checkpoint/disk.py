@@ -1,4 +1,4 @@
-"""What a disk does to a writer: named errors, free space, durable files."""
+"""What a disk does to a writer: named errors, free space, durable files. Everything written passes through here."""
 
 import errno
 import os
@@ -9,10 +9,14 @@ from pathlib import Path
 
 from quantkit.errors import ResourceError, UsageError
 
+Buffer = bytes | bytearray | memoryview
+
 _WRONG_PLACE = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
     *(errno.ENAMETOOLONG, errno.ELOOP),
 }
+
+_PIECE_BYTES = 1 << 30  # of one system call
 
 
 @contextmanager
@@ -38,6 +42,29 @@ def free_bytes(directory: Path) -> int:
     while not place.exists():
         place = place.parent
     return shutil.disk_usage(place).free
+
+
+def write_bytes(descriptor: int, data: Buffer, position: int | None = None) -> None:
+    """All of it, however little the system takes at once; behind what is there where no ``position`` is given."""
+    view = memoryview(data).cast("B")
+    while view:
+        piece = view[:_PIECE_BYTES]
+        count = os.write(descriptor, piece) if position is None else os.pwrite(descriptor, piece, position)
+        if count == 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        view = view[count:]
+        if position is not None:
+            position += count
+
+
+def write_file(path: Path, content: Buffer) -> None:
+    """A file of its own, whole and durable; it must not be there yet."""
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    try:
+        write_bytes(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def flush(path: Path) -> None:

@@ -1,23 +1,28 @@
-"""An output directory that appears whole or not at all.
+"""An output directory that appears whole or not at all, while the work in it outlives the process that does it.
 
-Work happens in ``NAME.partial`` beside the target, on the same file system, under a lock on that directory itself;
-``publish`` flushes and renames it. Whatever else ends the block removes it.
+Work happens in ``NAME.partial`` beside the target, on the same file system, under a lock on that directory itself.
+What is no output lies in ``.quantkit/`` in it: the journal, locks, the spool. ``publish`` flushes and renames; what
+else ends the block keeps the directory where it holds finished work.
 """
 
+import errno
 import fcntl
 import os
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from quantkit.checkpoint.disk import flush, named_errors
-from quantkit.errors import UsageError
+from quantkit.checkpoint.disk import flush, named_errors, write_file
+from quantkit.errors import ResourceError, UsageError
 
-_MARKER_NAME = ".quantkit-partial"
+WORK_NAME = ".quantkit"
+_DONE_NAME = ".quantkit.done"  # the same, of an output that is published: there is nothing in it to go on from
 _PARTIAL = ".partial"
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+_ANOTHER = "choose another with -o"
 
 
 def check_target(target: Path, source: Path | None) -> None:
@@ -26,11 +31,12 @@ def check_target(target: Path, source: Path | None) -> None:
         _check_target(target, source)
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(f"cannot be an output ({reason})", file=target, remedy="choose another with -o") from error
+        raise UsageError(f"cannot be an output ({reason})", file=target, remedy=_ANOTHER) from error
 
 
 def _check_target(target: Path, source: Path | None) -> None:
-    if target.exists() or target.is_symlink():
+    if target.is_symlink() or (target.exists() and not _is_cut(target)):
+        shutil.rmtree(target / _DONE_NAME, ignore_errors=True)
         raise UsageError("exists already", file=target, remedy="choose another directory with -o, or remove it")
     resolved = target.resolve()
     if source is not None and (resolved == source.resolve() or source.resolve() in resolved.parents):
@@ -44,65 +50,100 @@ def _check_target(target: Path, source: Path | None) -> None:
         raise UsageError("has too long a name", file=target, remedy="choose a shorter one with -o")
 
 
-class OutputDirectory:
-    """Context manager; ``directory`` is where to write until ``publish``."""
+def _is_cut(target: Path) -> bool:
+    """Whether a run was killed behind its rename: the output is whole, and still carries what is no output."""
+    work = target / WORK_NAME
+    return work.is_dir() and not work.is_symlink() and not partial_of(target).exists()
 
-    def __init__(self, target: Path) -> None:
+
+def partial_of(target: Path) -> Path:
+    """Where the work for a target is done."""
+    return target.with_name(target.name + _PARTIAL)
+
+
+class OutputDirectory:
+    """Context manager; ``directory`` is where to write until ``publish``, ``work`` where what is no output lies.
+
+    ``rank``: of several that share the directory; without one, nobody else may be in it. ``keep`` says whether what
+    is there outlives an error; ranks always leave it.
+    """
+
+    def __init__(self, target: Path, *, rank: int | None = None) -> None:
         self.target = target
-        self.directory = target.with_name(target.name + _PARTIAL)
+        self.directory = partial_of(target)
+        self.work = self.directory / WORK_NAME
+        self.keep = False
+        self._rank = rank
         self._made_parents: list[Path] = []
-        self._lock = -1
-        self._is_made = False
+        self._locks: list[int] = []
 
     def __enter__(self) -> "OutputDirectory":
         try:
             with named_errors(self.directory):
                 self._make_parents()
-                self._remove_stale()
-                self.directory.mkdir()
-                self._is_made = True
-                self._lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                fcntl.flock(self._lock, fcntl.LOCK_EX)
-                (self.directory / _MARKER_NAME).touch()
+                self._take_back()
+                self._claim()
+                self._check_rename()
         except BaseException:
-            self._remove()
+            self._leave()
             raise
         return self
 
     def publish(self) -> None:
         """Flush every file and name, then rename: a power cut leaves either no target or a complete one.
 
-        The marker goes last of all: until then the directory is known as ours. Signals wait, so that nobody hears
-        'interrupted' of an output that is there.
+        What is no output goes last of all, so that a run which is cut here can be taken up again. Signals wait, so that
+        nobody hears 'interrupted' of an output that is there.
         """
+        assert self._rank is None
         with named_errors(self.target):
             for path in self.directory.rglob("*"):
                 flush(path)
             flush(self.directory)
             if self.target.exists():
-                raise UsageError("appeared while it was being made", file=self.target, remedy="choose another with -o")
+                self.keep = True
+                raise UsageError("appeared while it was being made", file=self.target, remedy=_ANOTHER)
             with _signals_wait():
                 self.directory.rename(self.target)
-                self._is_made = False
                 self._made_parents = []
-                (self.target / _MARKER_NAME).unlink()
-                flush(self.target)
                 flush(self.target.parent)
+                (self.target / WORK_NAME).rename(self.target / _DONE_NAME)
+                shutil.rmtree(self.target / _DONE_NAME)
+                flush(self.target)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._remove()
+        self._leave()
 
-    def _remove(self) -> None:
-        """Remove what was made and not published; the lock goes last, so that nobody takes over what is going away."""
-        if self._is_made:
+    def start_over(self) -> None:
+        """Throw away whatever an earlier run has left."""
+        self.clear(set())
+        with named_errors(self.work):
+            shutil.rmtree(self.work)
+            self.work.mkdir()
+        self.keep = False
+
+    def clear(self, kept: set[str]) -> None:
+        """Remove what an earlier run left half done: everything but the files named and what is no output."""
+        with named_errors(self.directory):
+            for path in sorted(self.directory.iterdir()):
+                if path.name == WORK_NAME or path.name in kept:
+                    continue
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+
+    def _leave(self) -> None:
+        """Remove what is not worth keeping; the locks go last, so that nobody takes over what is going away."""
+        if self._locks and self._rank is None and not self.keep:
             shutil.rmtree(self.directory, ignore_errors=True)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        for lock in self._locks:
+            os.close(lock)
+        self._locks = []
         for parent in reversed(self._made_parents):
-            if parent.exists() and not any(parent.iterdir()):
+            with suppress(OSError):  # somebody else's work, or the kept directory, lies in it
                 parent.rmdir()
 
     def _make_parents(self) -> None:
@@ -112,29 +153,96 @@ class OutputDirectory:
             missing.append(parent)
             parent = parent.parent
         for place in reversed(missing):
-            place.mkdir()
+            place.mkdir(exist_ok=True)
             self._made_parents.append(place)
 
-    def _remove_stale(self) -> None:
-        """The directory of a run that was killed is removed; one in use, or not ours, is refused."""
-        if not self.directory.exists() and not self.directory.is_symlink():
-            return
-        if self.directory.is_symlink() or not self.directory.is_dir() or not self._is_ours():
-            raise UsageError("exists and is not ours", file=self.directory, remedy="move it away, or choose another -o")
-        lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    def _take_back(self) -> None:
+        """A target whose publishing was cut becomes a partial directory again: its finished work is looked at anew."""
+        if _is_cut(self.target) and not self.target.is_symlink():
+            self._locks.append(self._locked(self.target, exclusive=True))
+            self.keep = True
+            self.target.rename(self.directory)
+            os.close(self._locks.pop())
+
+    def _claim(self) -> None:
+        """Make the directory, or take over what a run has left; one in use, or not ours, is refused."""
+        while not self._locks:
+            if self.directory.exists() or self.directory.is_symlink():
+                self._check_ours()
+                self.keep = self.keep or self.work.is_dir()
+                self._lock_directory()
+            else:
+                with suppress(FileExistsError):  # another rank was quicker
+                    self.directory.mkdir()
+                    self._lock_made()
+        self.work.mkdir(exist_ok=True)
+        if self._rank is not None:
+            path = self.work / f"rank-{self._rank}.lock"
+            self._locks.append(self._locked(path, exclusive=True, flags=os.O_CREAT | os.O_RDWR))
+
+    def _lock_made(self) -> None:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(self.directory)
-        except BlockingIOError as error:
-            raise UsageError(
-                "is being written by another run", file=self.directory, remedy="wait for it, or choose another -o"
+            self._lock_directory()
+        except BaseException:
+            with suppress(OSError):
+                self.directory.rmdir()
+            raise
+
+    def _lock_directory(self) -> None:
+        """Unless whoever held it has just removed it."""
+        with suppress(FileNotFoundError):
+            lock = self._locked(self.directory, exclusive=self._rank is None)
+            if os.path.samestat(os.fstat(lock), self.directory.stat()):
+                self._locks.append(lock)
+            else:
+                os.close(lock)
+
+    def _locked(self, path: Path, *, exclusive: bool, flags: int = os.O_RDONLY | os.O_DIRECTORY) -> int:
+        """A locked descriptor. UsageError where another process has it, ResourceError where there are no locks."""
+        lock = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(lock, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            if isinstance(error, BlockingIOError):
+                raise UsageError(
+                    "is being written by another run", file=path, remedy="wait for it, or choose another -o"
+                ) from error
+            if error.errno in _NO_LOCKS:
+                raise ResourceError(
+                    f"cannot be locked ({error.strerror})",
+                    file=path,
+                    remedy="mount the file system with locks (flock), or choose another with -o",
+                ) from error
+            raise
+        return lock
+
+    def _check_ours(self) -> None:
+        """Marked by us, or empty: killed before the mark."""
+        is_directory = self.directory.is_dir() and not self.directory.is_symlink()
+        if is_directory and (self.work.is_dir() or not any(self.directory.iterdir())):
+            return
+        raise UsageError("exists and is not ours", file=self.directory, remedy="move it away, or choose another -o")
+
+    def _check_rename(self) -> None:
+        """Whether a directory that holds something can be renamed here: on some object stores it cannot."""
+        probe = self.work / f"probe-{self._rank}"
+        renamed = probe.with_suffix(".renamed")
+        for path in (probe, renamed):  # of a run that was killed
+            shutil.rmtree(path, ignore_errors=True)
+        probe.mkdir()
+        write_file(probe / "file", b"")
+        try:
+            probe.rename(renamed)
+        except OSError as error:
+            raise ResourceError(
+                f"the file system cannot rename directories ({error.strerror})",
+                file=self.target.parent,
+                remedy="give another with -o, and copy the output there when it is done",
             ) from error
         finally:
-            os.close(lock)
-
-    def _is_ours(self) -> bool:
-        """Marked by us, or empty: killed before the mark."""
-        return (self.directory / _MARKER_NAME).is_file() or not any(self.directory.iterdir())
+            for path in (probe, renamed):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

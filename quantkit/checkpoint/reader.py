@@ -8,13 +8,16 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quantkit.checkpoint.disk import write_bytes
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.errors import SourceError
 from quantkit.tensors import U8, TensorSpec
+from quantkit.threads import StoppedError
 
 CHUNK_BYTES = 8 << 20
 
@@ -54,19 +57,24 @@ def read_chunks(path: Path) -> Iterator[memoryview]:
             yield view[:count]
 
 
-def hash_file(path: Path) -> str:
-    """sha256 of a file, in hexadecimal."""
+def hash_file(path: Path, *, stop: Event | None = None) -> str:
+    """sha256 of a file, in hexadecimal; ``StoppedError`` is raised soon after ``stop`` is set."""
     digest = hashlib.sha256()
     for chunk in read_chunks(path):
+        if stop is not None and stop.is_set():
+            raise StoppedError
         digest.update(chunk)
     return digest.hexdigest()
 
 
 def copy_file(source: Path, target: Path) -> None:
     """Copy the content. SourceError for what cannot be read, OSError for what cannot be written."""
-    with target.open("wb") as stream:
+    descriptor = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    try:
         for chunk in read_chunks(source):
-            stream.write(chunk)
+            write_bytes(descriptor, chunk)
+    finally:
+        os.close(descriptor)
 
 
 def _open(path: Path, tensor: str | None) -> int:

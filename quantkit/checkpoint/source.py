@@ -24,12 +24,13 @@ HF_QUANT_CONFIG_NAME = "hf_quant_config.json"  # where ModelOpt declares its qua
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One safetensors file; ``tensors`` in file order."""
+    """One safetensors file; ``tensors`` in file order. ``stamp`` differs where the file is another than it was."""
 
     name: str
     path: Path
     file_bytes: int
     tensors: tuple[StoredTensor, ...]
+    stamp: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,5 +152,6 @@ def _read_shards(directory: Path, boundary: Boundary) -> tuple[tuple[Shard, ...]
             _fail("is not a file (a broken link?)", file=name, remedy="download this shard again")
         _check_link(path, boundary)
         header = read_header(path)
-        shards.append(Shard(name=name, path=path, file_bytes=header.file_bytes, tensors=header.tensors))
+        stamp = f"{header.file_bytes} bytes of {path.stat().st_mtime_ns}"
+        shards.append(Shard(name=name, path=path, file_bytes=header.file_bytes, tensors=header.tensors, stamp=stamp))
     return tuple(shards), index

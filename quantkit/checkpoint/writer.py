@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.checkpoint.disk import named_errors
+from quantkit.checkpoint.disk import named_errors, write_bytes
 from quantkit.checkpoint.header import encode_header
 from quantkit.tensors import TensorSpec
 
@@ -42,8 +42,12 @@ class ShardWriter:
         self._lock = threading.Lock()
         with named_errors(path):
             self._descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
-            os.ftruncate(self._descriptor, self.file_bytes)
-            self._write_at(memoryview(header), 0)
+            try:
+                os.ftruncate(self._descriptor, self.file_bytes)
+                write_bytes(self._descriptor, header, 0)
+            except OSError:
+                self.abort()
+                raise
 
     def write(self, name: str, array: NDArray[np.generic], *, first_byte: int = 0) -> None:
         """Bytes of ``array`` into tensor ``name``, from its byte ``first_byte`` on. Every byte is written once."""
@@ -51,7 +55,7 @@ class ShardWriter:
         data = memoryview(flat)  # type: ignore[arg-type]  # numpy arrays are buffers
         assert first_byte + len(data) <= self.specs[name].num_bytes, (name, first_byte, len(data))
         with named_errors(self.path):
-            self._write_at(data, self._begin[name] + first_byte)
+            write_bytes(self._descriptor, data, self._begin[name] + first_byte)
         with self._lock:
             self._written[name] = _merged(self._written[name], (first_byte, first_byte + len(data)))
 
@@ -64,18 +68,23 @@ class ShardWriter:
                 )
         with named_errors(self.path):
             os.fsync(self._descriptor)
-        self.abort()
+        self._close()
+
+    def flush(self) -> None:
+        """Make durable what is written so far, so that ``close`` has little left to wait for."""
+        with named_errors(self.path):
+            os.fdatasync(self._descriptor)
 
     def abort(self) -> None:
-        """Close the file as it is."""
+        """Remove the file unless it is complete: half a shard only takes room."""
+        if self._descriptor >= 0:
+            self._close()
+            self.path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def _write_at(self, data: memoryview, position: int) -> None:
-        while data:
-            count = os.pwrite(self._descriptor, data[: 1 << 30], position)
-            data, position = data[count:], position + count
 
 
 def _merged(spans: list[tuple[int, int]], new: tuple[int, int]) -> list[tuple[int, int]]:

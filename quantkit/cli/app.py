@@ -75,9 +75,12 @@ def main() -> None:
         _exit_with(UsageError(message[:1].lower() + message[1:], remedy=f"see quantkit {command}--help"))
     except OSError as error:  # what no check foresaw: a folder without permission, a name too long
         _exit_with(SourceError(str(error.strerror), file=error.filename, remedy="check the path and its permissions"))
-    except _Stopped:
+    except _Stopped as stopped:
         sys.stderr.write("quantkit: interrupted\n")
-        raise
+        _show_notes(stopped)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(stopped.code or INTERRUPTED))  # not by way of threads that wait for a network
 
 
 def _open_streams() -> None:
@@ -90,10 +93,18 @@ def _open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def _show_notes(error: BaseException) -> None:
+    from quantkit.cli import render
+
+    for note in getattr(error, "__notes__", ()):
+        sys.stderr.write(f"quantkit: {render.printable(note)}\n")
+
+
 def _exit_with(error: QuantkitError) -> NoReturn:
     from quantkit.cli import render
 
     sys.stderr.write(f"quantkit: {render.printable(str(error))}\n")
+    _show_notes(error)
     if "--json" in sys.argv:
         command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
         render.show_json(error_document(command, error))

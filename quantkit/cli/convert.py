@@ -26,13 +26,14 @@ def convert(
     ignore: opt.IgnoreOption = None,
     allow_unmatched: opt.AllowUnmatchedOption = False,
     allow_incomplete: opt.AllowIncompleteOption = False,
+    resume: opt.ResumeOption = True,
     jobs: opt.JobsOption = None,
     quiet: opt.QuietOption = False,
     as_json: opt.JsonOption = False,
 ) -> None:
     """Convert a checkpoint to INT4: plan, write, verify, publish.
 
-    The output directory appears whole or not at all.
+    The output directory appears whole or not at all. A run that was stopped goes on with the same command.
 
     Example: quantkit convert ./GLM-5.2-FP8 --to int4 -o ./glm-5.2-int4
     """
@@ -67,6 +68,11 @@ def convert(
     target = output or Path(f"{resolved.name}-int4")
     with render.progress("convert", is_quiet=quiet) as advance:
         report = convert_checkpoint(
-            made, target, num_jobs=num_jobs, provenance=resolved.provenance, report_progress=advance
+            made,
+            target,
+            num_jobs=num_jobs,
+            provenance=resolved.provenance,
+            resume=resume,
+            report_progress=advance,
         )
     show_conversion(report, as_json=as_json)

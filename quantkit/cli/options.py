@@ -53,6 +53,10 @@ JobsOption = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--jobs", "-j", min=1, metavar="N", help="Worker threads [default: the cores available]."),
 ]
+ResumeOption = Annotated[
+    bool,
+    typer.Option("--resume/--no-resume", help="Go on from what an earlier run has finished, or throw it away."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else to stdout.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 OutputOption = Annotated[

@@ -1,18 +1,21 @@
 """Plan, execute, verify, publish: a checkpoint directory in, a verified directory out, or a named error and nothing."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quantkit import __version__
-from quantkit.checkpoint.disk import free_bytes, named_errors
+from quantkit.checkpoint.disk import free_bytes, named_errors, write_file
 from quantkit.checkpoint.output import OutputDirectory, check_target
 from quantkit.checkpoint.reader import copy_file, hash_file
 from quantkit.checkpoint.source import CONFIG_NAME, INDEX_NAME
 from quantkit.convert.card import model_card
-from quantkit.convert.local import Execution, execute
+from quantkit.convert.journal import Journal, begin_run, read_journals, run_document
+from quantkit.convert.local import Execution, Share, execute
+from quantkit.convert.resume import believed
 from quantkit.errors import ResourceError, VerificationError
 from quantkit.integrity.manifest import MANIFEST_FORMAT, MANIFEST_NAME, FileRecord, write_json
 from quantkit.integrity.weight_errors import ClassError, class_errors
@@ -47,32 +50,26 @@ def convert_checkpoint(
     *,
     num_jobs: int,
     provenance: Mapping[str, str] | None = None,
+    resume: bool = True,
     report_progress: ReportProgress = lambda _, __: None,
 ) -> ConvertReport:
-    """Execute a plan and publish the output as ``target``.
+    """Execute a plan and publish the output as ``target``, going on from what an earlier run of it has finished.
 
-    ``provenance``: hub id and commit of the source, where there are any. Raises SourceError, ResourceError or
-    VerificationError; then neither the target nor a partial directory is left.
+    ``provenance``: hub id and commit of the source, where there are any. ``resume``: without it that work is thrown
+    away. Raises SourceError, ResourceError or VerificationError; finished work then stays in the partial directory,
+    unless it was found wrong.
     """
     started = time.monotonic()
     check_target(target, plan.checkpoint.directory)
-    check_resources(plan, target, num_jobs=num_jobs)
-    with OutputDirectory(target) as output:
-        execution = execute(plan, output.directory, num_jobs=num_jobs, report_progress=report_progress)
+    with OutputDirectory(target) as output, _told_what_is_kept(plan, output):
+        execution = _execute(plan, output, num_jobs, provenance or {}, resume, report_progress)
         classes = class_errors(execution.errors)
         write_documents(plan, output.directory, execution, classes, provenance or {})
         findings = (
             *check_structure(output.directory, plan),
             *check_errors(execution.errors, classes, group_size=plan.recipe.group_size),
         )
-        for finding in findings:
-            if finding.is_error:
-                raise VerificationError(
-                    finding.message,
-                    tensor=finding.tensor,
-                    file=finding.file,
-                    remedy=f"{finding.remedy or 'this is worth a report'}; nothing was published",
-                )
+        _refuse_bad(findings)
         output.publish()
     return ConvertReport(
         output=target,
@@ -85,9 +82,63 @@ def convert_checkpoint(
     )
 
 
-def check_resources(plan: Plan, target: Path, *, num_jobs: int) -> None:
-    """Raise ResourceError when the output does not fit on the disk or the workers not into memory."""
-    needed, free = disk_bytes(plan), free_bytes(target.parent)
+def _execute(
+    plan: Plan,
+    output: OutputDirectory,
+    num_jobs: int,
+    provenance: Mapping[str, str],
+    resume: bool,
+    report_progress: ReportProgress,
+) -> Execution:
+    if not resume:
+        output.start_over()
+    begin_run(output.work, run_document(plan, provenance, world_size=1))
+    journal = Journal(output.work)
+    try:
+        done = believed(plan, output.directory, journal.found, num_jobs=num_jobs, report_progress=report_progress)
+        output.clear(set(done.outputs))
+        output.keep = bool(done.outputs)
+        check_resources(plan, output.target, num_jobs=num_jobs, done=done.outputs)
+        share = Share(directory=output.directory, journal=journal, done=done)
+        return execute(plan, share, num_jobs=num_jobs, report_progress=report_progress)
+    finally:
+        output.keep = output.keep or journal.has_output
+        journal.close()
+
+
+@contextmanager
+def _told_what_is_kept(plan: Plan, output: OutputDirectory) -> Iterator[None]:
+    """Whatever ends the run says how to go on; work that verification found wrong is not gone on from."""
+    try:
+        yield
+    except VerificationError:
+        output.keep = False
+        raise
+    except BaseException as error:
+        num_done = len(read_journals(output.work).outputs) if output.keep else 0
+        if num_done:
+            error.add_note(
+                f"{num_done} of {len(plan.shards)} shards are done and kept in {output.directory}: "
+                "the same command goes on from there"
+            )
+        raise
+
+
+def _refuse_bad(findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        if finding.is_error:
+            raise VerificationError(
+                finding.message,
+                tensor=finding.tensor,
+                file=finding.file,
+                remedy=f"{finding.remedy or 'this is worth a report'}; nothing was published",
+            )
+
+
+def check_resources(plan: Plan, target: Path, *, num_jobs: int, done: Collection[str] = ()) -> None:
+    """Raise ResourceError when what is not ``done`` does not fit on the disk, or the workers not into memory."""
+    there = sum(shard.file_bytes for shard in plan.shards if shard.name in done)
+    needed, free = disk_bytes(plan) - there, free_bytes(target.parent)
     if needed > free:
         raise ResourceError(
             f"the output needs {bytes_text(needed)} and {bytes_text(free)} are free",
@@ -121,7 +172,7 @@ def write_documents(
             write_json(directory / name, document)
         records[name] = _record(directory / name)
     with named_errors(directory / README_NAME):
-        (directory / README_NAME).write_text(model_card(plan, classes, provenance), encoding="utf-8")
+        write_file(directory / README_NAME, model_card(plan, classes, provenance).encode())
     records[README_NAME] = _record(directory / README_NAME)
     with named_errors(directory / MANIFEST_NAME):
         write_json(directory / MANIFEST_NAME, manifest_document(plan, execution, classes, records, provenance))

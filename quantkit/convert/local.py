@@ -1,17 +1,25 @@
-"""Execute a plan with threads on this machine."""
+"""Execute a plan, or a rank's share of it, with threads on this machine."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quantkit.checkpoint.disk import flush, free_bytes, named_errors
 from quantkit.checkpoint.reader import hash_file
+from quantkit.checkpoint.source import Shard
 from quantkit.checkpoint.writer import ShardWriter
+from quantkit.convert.journal import Entries, Journal, OutputEntry, SourceEntry
+from quantkit.convert.resume import input_stamps
 from quantkit.convert.worker import TaskReport, run_task
+from quantkit.errors import ResourceError
 from quantkit.integrity.manifest import FileRecord
 from quantkit.integrity.weight_errors import RowCollector, WeightError
+from quantkit.machine import bytes_text
 from quantkit.plan.plan import Action, Plan, PlannedShard
 from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks, task_bytes_of
 from quantkit.threads import FollowUps, ReportProgress, Step, run_steps
+
+_FLUSH_BYTES = 256 << 20  # written to a shard between two waits for the disk: what a signal may have to wait for
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,20 +37,38 @@ class Execution:
         """Of every quantized weight, by name."""
         return self.rows.errors
 
+    def restore(self, entries: Entries) -> None:
+        """What was done before."""
+        self.source_records |= {name: entry.record for name, entry in entries.sources.items()}
+        self.output_records |= {name: entry.record for name, entry in entries.outputs.items()}
+        for entry in entries.outputs.values():
+            self.rows.restore(entry.errors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What a process has to do: the source shards of ``only`` (all where it is None), but what is ``done``.
+
+    Output shards go into ``directory``, and ``journal`` is told of each that is finished.
+    """
+
+    directory: Path
+    journal: Journal | None = None
+    done: Entries = field(default_factory=Entries)
+    only: Collection[str] | None = None
+
 
 def execute(
     plan: Plan,
-    directory: Path,
+    share: Share,
     *,
     num_jobs: int,
     task_bytes: int = TASK_BYTES,
     report_progress: ReportProgress = lambda _, __: None,
 ) -> Execution:
-    """Write every planned shard into ``directory``. The first error stops everything and is raised."""
-    total_bytes = sum(map(task_bytes_of, plan.jobs))
-    run = _Run(
-        plan=plan, directory=directory, task_bytes=task_bytes, report_progress=report_progress, total_bytes=total_bytes
-    )
+    """Write the planned shards of a share. The first error is raised, and what is not finished by then is left."""
+    run = _Run(plan=plan, share=share, task_bytes=task_bytes, report_progress=report_progress)
+    run.execution.restore(share.done)
     try:
         run_steps(run.steps(), num_jobs=num_jobs, follow_ups=run.follow_ups)
     finally:
@@ -55,6 +81,7 @@ class _OpenShard:
     shard: PlannedShard
     writer: ShardWriter
     num_pending: int = 0
+    unflushed_bytes: int = 0
     is_fed: bool = False
     is_finished: bool = False
 
@@ -64,21 +91,29 @@ class _Run:
     """Bookkeeping of one execution; everything but the steps themselves runs in the main thread."""
 
     plan: Plan
-    directory: Path
+    share: Share
     task_bytes: int
     report_progress: ReportProgress
-    total_bytes: int
     execution: Execution = field(default_factory=Execution)
     follow_ups: FollowUps = field(default_factory=FollowUps)
     writers: list[ShardWriter] = field(default_factory=list)
+    total_bytes: int = 0
 
     def steps(self) -> Iterator[Step]:
         """Every task of every shard, and the hash of every source shard."""
         planned = {shard.name: shard for shard in self.plan.shards}
-        for source in self.plan.checkpoint.shards:
-            if source.name in planned:
-                yield from self._shard_steps(planned[source.name])
-            yield self._hash_step(source.path, source.name, self.execution.source_records)
+        only, done = self.share.only, self.share.done
+        sources = [source for source in self.plan.checkpoint.shards if only is None or source.name in only]
+        wanted = [planned[source.name] for source in sources if source.name in planned]
+        self.total_bytes = sum(task_bytes_of(job) for shard in wanted for job in shard.jobs)
+        for source in sources:
+            shard = planned.get(source.name)
+            if shard is not None and shard.name in done.outputs:
+                self.report_progress(sum(map(task_bytes_of, shard.jobs)), self.total_bytes)
+            elif shard is not None:
+                yield from self._shard_steps(shard)
+            if source.name not in done.sources:
+                yield self._hash_source_step(source)
 
     def abort(self) -> None:
         """Close what is still open; nothing happens to a finished shard."""
@@ -86,13 +121,24 @@ class _Run:
             writer.abort()
 
     def _shard_steps(self, shard: PlannedShard) -> Iterator[Step]:
-        opened = _OpenShard(shard, ShardWriter(self.directory / shard.name, shard.specs))
+        self._check_room(shard)
+        opened = _OpenShard(shard, ShardWriter(self.share.directory / shard.name, shard.specs))
         self.writers.append(opened.writer)
         for task in shard_tasks(shard, task_bytes=self.task_bytes):
             opened.num_pending += 1
             yield self._task_step(task, opened)
         opened.is_fed = True
         self._finish_if_complete(opened)
+
+    def _check_room(self, shard: PlannedShard) -> None:
+        """Others may write to the same disk: better here than in the middle of a shard."""
+        free = free_bytes(self.share.directory)
+        if free < shard.file_bytes:
+            raise ResourceError(
+                f"the shard needs {bytes_text(shard.file_bytes)} and {bytes_text(free)} are free",
+                file=self.share.directory / shard.name,
+                remedy="free space, then run the same command again",
+            )
 
     def _task_step(self, task: Task, opened: _OpenShard) -> Step:
         def step() -> Callable[[], None]:
@@ -104,6 +150,7 @@ class _Run:
     def _book(self, report: TaskReport, opened: _OpenShard) -> None:
         task, execution = report.task, self.execution
         opened.num_pending -= 1
+        opened.unflushed_bytes += task.source_bytes
         self.report_progress(task.source_bytes, self.total_bytes)
         if task.job.action == Action.INT4:
             execution.encoded_bytes += task.source_bytes
@@ -112,6 +159,9 @@ class _Run:
             assert rows[0] is not None
             assert rows[1] is not None
             execution.rows.add(weight.name, task.job.role, weight.num_rows, rows[0], rows[1])
+        if opened.unflushed_bytes >= _FLUSH_BYTES:
+            opened.unflushed_bytes = 0
+            self.follow_ups.flush.append(self._flush_step(opened))
         self._finish_if_complete(opened)
 
     def _finish_if_complete(self, opened: _OpenShard) -> None:
@@ -119,17 +169,47 @@ class _Run:
             opened.is_finished = True
             self.follow_ups.flush.append(self._close_step(opened))
 
-    def _close_step(self, opened: _OpenShard) -> Step:
+    def _flush_step(self, opened: _OpenShard) -> Step:
         def step() -> Callable[[], None]:
-            opened.writer.close()
-            hash_it = self._hash_step(opened.writer.path, opened.shard.name, self.execution.output_records)
-            return lambda: self.follow_ups.work.append(hash_it)
+            opened.writer.flush()
+            return lambda: None
 
         return step
 
-    def _hash_step(self, path: Path, name: str, records: dict[str, FileRecord]) -> Step:
+    def _close_step(self, opened: _OpenShard) -> Step:
         def step() -> Callable[[], None]:
-            record = FileRecord(file_bytes=path.stat().st_size, sha256=hash_file(path))
-            return lambda: records.__setitem__(name, record)
+            opened.writer.close()
+            with named_errors(self.share.directory):
+                flush(self.share.directory)
+            return lambda: self.follow_ups.work.append(self._hash_output_step(opened))
+
+        return step
+
+    def _hash_output_step(self, opened: _OpenShard) -> Step:
+        path, shard = opened.writer.path, opened.shard
+
+        def book(record: FileRecord) -> None:
+            self.execution.output_records[shard.name] = record
+            if self.share.journal is not None:
+                names = [job.weight.name for job in shard.jobs if job.action == Action.INT4]
+                errors = tuple(map(self.execution.rows.error, names))
+                entry = OutputEntry(record=record, inputs=input_stamps(self.plan, shard), errors=errors)
+                self.share.journal.add_output(shard.name, entry)
+
+        return self._hash_step(path, book)
+
+    def _hash_source_step(self, source: Shard) -> Step:
+        def book(record: FileRecord) -> None:
+            self.execution.source_records[source.name] = record
+            if self.share.journal is not None:
+                self.share.journal.add_source(source.name, SourceEntry(record=record, stamp=source.stamp))
+
+        return self._hash_step(source.path, book)
+
+    def _hash_step(self, path: Path, book: Callable[[FileRecord], None]) -> Step:
+        def step() -> Callable[[], None]:
+            sha256 = hash_file(path, stop=self.follow_ups.stop)
+            record = FileRecord(file_bytes=path.stat().st_size, sha256=sha256)
+            return lambda: book(record)
 
         return step

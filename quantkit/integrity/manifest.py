@@ -4,12 +4,12 @@ Nothing in it varies from run to run: no time, host, path or number of workers.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from quantkit.checkpoint.disk import write_file
 from quantkit.errors import VerificationError
 
 MANIFEST_NAME = "conversion.json"
@@ -39,11 +39,7 @@ class Manifest:
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Deterministic JSON, flushed to the disk."""
-    with path.open("w", encoding="utf-8") as stream:
-        json.dump(document, stream, indent=2, ensure_ascii=False)
-        stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+    write_file(path, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -55,6 +55,14 @@ class RowCollector:
         """Of the weights that are done, by name."""
         return [self._errors[name] for name in sorted(self._errors)]
 
+    def error(self, name: str) -> WeightError:
+        """Of a weight that is done."""
+        return self._errors[name]
+
+    def restore(self, errors: Iterable[WeightError]) -> None:
+        """Of weights that were done before."""
+        self._errors |= {error.name: error for error in errors}
+
     def add(self, name: str, role: str, num_rows: int, error2_R: Sums, weight2_R: Sums) -> None:
         """A block of rows of a weight that has ``num_rows`` in all."""
         blocks = self._blocks.setdefault(name, [])

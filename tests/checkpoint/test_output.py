@@ -1,12 +1,14 @@
 """The output directory appears whole or not at all, whoever else works beside it."""
 
+import errno
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
 from quantkit.checkpoint import output as module
-from quantkit.checkpoint.output import OutputDirectory
+from quantkit.checkpoint.output import WORK_NAME, OutputDirectory, check_target
 from quantkit.errors import ResourceError, UsageError
 
 
@@ -22,7 +24,8 @@ def test_every_file_and_folder_is_flushed_before_the_one_rename(tmp_path, monkey
     rename = Path.rename
 
     def renamed(self, target):
-        assert set(flushed) - {".quantkit-partial"} == {"a.bin", "b.txt", "conversion.json", "sub", "out.partial"}
+        if target == tmp_path / "out":
+            assert set(flushed) - {".quantkit"} == {"a.bin", "b.txt", "conversion.json", "sub", "out.partial"}
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", renamed)
@@ -31,7 +34,7 @@ def test_every_file_and_folder_is_flushed_before_the_one_rename(tmp_path, monkey
         assert not (tmp_path / "out").exists()
         output.publish()
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.bin", "conversion.json", "sub"]
-    assert flushed[-1] == tmp_path.name
+    assert flushed[-2:] == [tmp_path.name, "out"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -66,9 +69,9 @@ def test_clean_up_of_one_run_spares_what_another_then_makes(tmp_path, monkeypatc
     """The first run fails while a second waits to take over: its clean-up ends before the second may begin."""
     events: list[str] = []
     rmtree, close = module.shutil.rmtree, os.close
-    monkeypatch.setattr(module.shutil, "rmtree", lambda *a, **k: (events.append("remove"), rmtree(*a, **k))[1])
     with pytest.raises(ZeroDivisionError), OutputDirectory(tmp_path / "out") as output:
-        lock = output._lock
+        (lock,) = output._locks
+        monkeypatch.setattr(module.shutil, "rmtree", lambda *a, **k: (events.append("remove"), rmtree(*a, **k))[1])
         monkeypatch.setattr(
             module.os, "close", lambda fd: (events.append("unlock") if fd == lock else None, close(fd))[1]
         )
@@ -76,33 +79,72 @@ def test_clean_up_of_one_run_spares_what_another_then_makes(tmp_path, monkeypatc
     assert events == ["remove", "unlock"]
 
 
-@pytest.mark.parametrize("stage", ["unlink", "flush", "rename"])
-def test_a_kill_while_publishing_is_recovered_by_the_next_run(stage, tmp_path):
-    """In a child process that dies by SIGKILL inside publish."""
-    child = os.fork()
-    if child == 0:  # pragma: no cover
-        die = lambda *_, **__: os.kill(os.getpid(), 9)  # noqa: E731
-        with OutputDirectory(tmp_path / "out") as output:
-            fill(output.directory)
-            if stage == "unlink":
-                Path.unlink = die
-            elif stage == "flush":
-                module.flush = die
-            else:
-                Path.rename = die
-            output.publish()
-        os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == 9
-    if stage == "unlink":  # behind the rename: published, whole, with our mark still in it
-        names = {path.name for path in (tmp_path / "out").iterdir()}
-        assert names == {"a.bin", "sub", "conversion.json", ".quantkit-partial"}
-        return
-    assert not (tmp_path / "out").exists()
+def test_a_publishing_that_was_cut_is_taken_up_again(tmp_path):
+    """Renamed, and what is no output still in it; every other point of a kill is in tests/convert/test_resume.py."""
+    fill_published(tmp_path)
+    check_target(tmp_path / "out", None)
     with OutputDirectory(tmp_path / "out") as output:
-        fill(output.directory)
+        assert output.keep
+        assert (output.work / "journal-0.jsonl").read_text() == "x"
+        assert (output.directory / "sub" / "b.txt").is_file()
+        assert not (tmp_path / "out").exists()
         output.publish()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.bin", "conversion.json", "sub"]
+
+
+def fill_published(tmp_path):
+    (tmp_path / "out" / WORK_NAME).mkdir(parents=True)
+    (tmp_path / "out" / WORK_NAME / "journal-0.jsonl").write_text("x")
+    fill(tmp_path / "out")
+
+
+def test_a_publishing_that_goes_on_elsewhere_is_left_alone(tmp_path):
+    fill_published(tmp_path)
+    lock = os.open(tmp_path / "out", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(UsageError, match="is being written by another run"), OutputDirectory(tmp_path / "out"):
+        pass
+    os.close(lock)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_was_no_output_is_removed_from_a_published_one(tmp_path):
+    fill_published(tmp_path)
+    (tmp_path / "out" / WORK_NAME).rename(tmp_path / "out" / f"{WORK_NAME}.done")
+    with pytest.raises(UsageError, match="exists already"):
+        check_target(tmp_path / "out", None)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.bin", "conversion.json", "sub"]
+
+
+def test_ranks_share_a_directory_and_a_rank_is_one_process(tmp_path):
+    with OutputDirectory(tmp_path / "out", rank=0) as first, OutputDirectory(tmp_path / "out", rank=1) as second:
+        assert first.directory == second.directory
+        for rank in (1, None):
+            with pytest.raises(UsageError, match="another run"), OutputDirectory(tmp_path / "out", rank=rank):
+                pass
+    assert (tmp_path / "out.partial").is_dir()  # ranks leave what others may need
+
+
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    with pytest.raises(ResourceError, match="cannot be locked") as caught, OutputDirectory(tmp_path / "out"):
+        pass
+    assert "with locks" in caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_that_cannot_rename_is_said_before_the_work(tmp_path, monkeypatch):
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(ResourceError, match="cannot rename directories") as caught, OutputDirectory(tmp_path / "out"):
+        pass
+    assert "copy the output there" in caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_target_that_appears_meanwhile_is_not_replaced(tmp_path):
@@ -110,4 +152,5 @@ def test_target_that_appears_meanwhile_is_not_replaced(tmp_path):
         fill(output.directory)
         (tmp_path / "out").mkdir()
         output.publish()
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert list((tmp_path / "out").iterdir()) == []
+    assert (tmp_path / "out.partial" / "a.bin").is_file()  # finished work, to be published when the way is free

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 import quantkit.cli
+from tests.convert.helpers import leftovers
 
 SCHEMAS = Path(quantkit.cli.__file__).parent / "schemas"
 EXPERT = "model.layers.1.mlp.experts.2.up_proj.weight"
@@ -171,7 +172,7 @@ def test_damaged_output_is_code_4(tiny_checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_leave_nothing(number, code, tiny_checkpoint, tmp_path):
+def test_signals_leave_finished_work_and_nothing_else(number, code, tiny_checkpoint, tmp_path):
     source = tiny_checkpoint(write=False)
     # enough work to be interrupted: an unknown 2-D float tensor of 400 MB is copied
     import torch
@@ -185,8 +186,11 @@ def test_signals_leave_nothing(number, code, tiny_checkpoint, tmp_path):
         shutil.rmtree(tmp_path / "out")  # it was done before the signal came
     assert returncode == code, stderr
     assert "Traceback" not in stderr
-    assert not (tmp_path / "out.partial").exists()
     assert not (tmp_path / "out").exists()
+    leftovers(tmp_path, {"source"})
+    partial = tmp_path / "out.partial"
+    kept = f"quantkit: 1 of 2 shards are done and kept in {partial}: the same command goes on from there\n"
+    assert stderr.endswith(kept if partial.exists() else "quantkit: interrupted\n")
 
 
 def interrupted_run(source, tmp_path, number):
@@ -209,7 +213,7 @@ def test_partial_directory_of_a_killed_run_is_replaced(tiny_checkpoint, tmp_path
     source = tiny_checkpoint().directory
     partial = tmp_path / "out.partial"
     partial.mkdir()
-    (partial / ".quantkit-partial").write_text("")
+    (partial / ".quantkit").mkdir()
     (partial / "model-00001-of-00002.safetensors").write_bytes(b"half")
     assert run("convert", source, "-o", tmp_path / "out", "-q").returncode == 0
     assert not partial.exists()

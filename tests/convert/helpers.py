@@ -12,6 +12,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import load_file
 
 from quantkit.convert.convert import ConvertReport, convert_checkpoint
+from quantkit.convert.journal import read_journals
 from quantkit.plan.make import make_plan
 from quantkit.recipe import override
 from quantkit.sources import resolve_source
@@ -55,6 +56,17 @@ def same(first: torch.Tensor, second: torch.Tensor) -> bool:
         if first.ndim
         else first.equal(second)
     )
+
+
+def leftovers(tmp_path: Path, siblings: set[str], target: str = "out") -> None:
+    """Nothing is left of a conversion that failed but shards that it had finished, where it had finished any."""
+    there = {path.name for path in tmp_path.iterdir()} - siblings
+    if there:
+        assert there == {f"{target}.partial"}
+        partial = tmp_path / f"{target}.partial"
+        finished = read_journals(partial / ".quantkit").outputs
+        assert finished
+        assert {path.name for path in partial.iterdir()} == {".quantkit", *finished}
 
 
 def directory_bytes(directory: Path) -> dict[str, bytes]:

@@ -8,19 +8,19 @@ import pytest
 import torch
 
 from quantkit.errors import QuantkitError, RecipeError, ResourceError, SourceError, UsageError
-from tests.convert.helpers import convert, directory_bytes, load_output, same
+from tests.convert.helpers import convert, directory_bytes, leftovers, load_output, same
 
 EXPERT = "model.layers.1.mlp.experts.2.up_proj.weight"
 ATTENTION = "model.layers.0.self_attn.o_proj.weight"
 
 
 def refuse(source: Path, tmp_path: Path, error: type[QuantkitError] = SourceError, **changes: object) -> QuantkitError:
-    """Converting fails with this class; neither the target nor a partial directory is left, the source untouched."""
+    """Converting fails with this class; no target is left and nothing half done, the source untouched."""
     before = directory_bytes(source) if source.is_dir() else {}
     siblings = {path.name for path in tmp_path.iterdir()}
     with pytest.raises(error) as caught:
         convert(source, tmp_path / "out", **changes)
-    assert {path.name for path in tmp_path.iterdir()} == siblings
+    leftovers(tmp_path, siblings)
     assert "\n" not in str(caught.value)
     if before:
         assert directory_bytes(source) == before
@@ -391,9 +391,13 @@ def test_disk_that_is_too_small_is_refused_before_the_work(tiny_checkpoint, smal
     assert list(small_disk.iterdir()) == []
 
 
-def test_disk_that_fills_up_during_the_work(tiny_checkpoint, small_disk, monkeypatch):
+@pytest.mark.parametrize("is_foreseen", [True, False])
+def test_disk_that_fills_up_during_the_work(is_foreseen, tiny_checkpoint, small_disk, monkeypatch):
     monkeypatch.setattr("quantkit.convert.convert.free_bytes", lambda _: 1 << 50)
-    with pytest.raises(ResourceError, match="No space left") as caught:
+    if not is_foreseen:
+        monkeypatch.setattr("quantkit.convert.local.free_bytes", lambda _: 1 << 50)
+    message = "the shard needs 1.13 MiB and .* are free" if is_foreseen else "No space left"
+    with pytest.raises(ResourceError, match=message) as caught:
         convert(tiny_checkpoint().directory, small_disk / "out")
     assert caught.value.exit_code == 5
-    assert list(small_disk.iterdir()) == []
+    leftovers(small_disk, set())

@@ -4,7 +4,7 @@ import pytest
 
 from quantkit import transcode
 from quantkit.checkpoint.source import open_checkpoint
-from quantkit.convert.local import execute
+from quantkit.convert.local import Share, execute
 from tests.convert.helpers import convert, directory_bytes
 from tests.convert.plans import plan_of
 
@@ -30,7 +30,7 @@ def test_size_of_the_tasks_does_not_change_a_byte_or_a_statistic(form, tiny_chec
     for task_bytes in (1 << 10, 3 << 10, 1 << 24):
         directory = tmp_path / str(task_bytes)
         directory.mkdir()
-        execution = execute(plan, directory, num_jobs=2, task_bytes=task_bytes)
+        execution = execute(plan, Share(directory=directory), num_jobs=2, task_bytes=task_bytes)
         results.append((directory_bytes(directory), execution.errors, execution.output_records))
     assert results[0] == results[1] == results[2]
 

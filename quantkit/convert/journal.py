@@ -1,0 +1,223 @@
+"""What a run has finished, written down so that the next one goes on from there.
+
+``run.json`` says what the run is: whoever comes with something else is refused. ``journal-R.jsonl`` belongs to rank R:
+a line for each output shard and each source shard that is done, with their hashes, durable before it counts. A line
+begins with its own checksum; from the first that is not whole on, nothing is believed.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quantkit import __version__
+from quantkit.checkpoint.disk import flush, named_errors, write_bytes, write_file
+from quantkit.checkpoint.json_files import read_json
+from quantkit.errors import UsageError
+from quantkit.integrity.manifest import FileRecord
+from quantkit.integrity.weight_errors import WeightError
+from quantkit.plan.plan import Plan, PlannedShard
+from quantkit.recipe import recipe_document
+
+RUN_NAME = "run.json"
+_DRAFT_NAME, _LOCK_NAME = "run.json.draft", "run.lock"
+_FORMAT = 1
+_CHECKSUM_CHARACTERS = 16
+_MOST_DIFFERENCES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceEntry:
+    """A source shard that was read and hashed. ``stamp``: what it was known by then."""
+
+    record: FileRecord
+    stamp: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputEntry:
+    """An output shard that is on the disk. ``inputs``: stamps of the source shards that it was made from."""
+
+    record: FileRecord
+    inputs: Mapping[str, str]
+    errors: tuple[WeightError, ...]
+
+
+@dataclass(slots=True)
+class Entries:
+    """Of one journal or of several together, by the shard's name."""
+
+    sources: dict[str, SourceEntry] = field(default_factory=dict)
+    outputs: dict[str, OutputEntry] = field(default_factory=dict)
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """What a line says. Raises KeyError or TypeError for what is none of ours."""
+        record = FileRecord(file_bytes=line["bytes"], sha256=line["sha256"])
+        if "source" in line:
+            self.sources[line["source"]] = SourceEntry(record=record, stamp=line["stamp"])
+        else:
+            errors = tuple(
+                WeightError(name=one[0], role=one[1], error2=one[2], weight2=one[3]) for one in line["errors"]
+            )
+            self.outputs[line["output"]] = OutputEntry(record=record, inputs=line["inputs"], errors=errors)
+
+
+class Journal:
+    """The journal of one rank, open for more lines. ``found``: what it held already; ``has_output``: more came."""
+
+    def __init__(self, work: Path, rank: int = 0) -> None:
+        self.path = journal_path(work, rank)
+        self.found = Entries()
+        self.has_output = False
+        good_bytes = 0
+        with named_errors(self.path):
+            self._descriptor = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            for line, end in _lines(self.path):
+                self.found.add(line)
+                good_bytes = end
+            os.ftruncate(self._descriptor, good_bytes)
+            os.lseek(self._descriptor, good_bytes, os.SEEK_SET)
+            flush(work)
+
+    def add_source(self, name: str, entry: SourceEntry) -> None:
+        """A source shard is hashed."""
+        self._append({"source": name, **entry.record.document(), "stamp": entry.stamp})
+
+    def add_output(self, name: str, entry: OutputEntry) -> None:
+        """An output shard is on the disk, and so is its name."""
+        errors = [[error.name, error.role, error.error2, error.weight2] for error in entry.errors]
+        self.has_output = True
+        self._append({"output": name, **entry.record.document(), "inputs": dict(entry.inputs), "errors": errors})
+
+    def close(self) -> None:
+        """Nothing more is added."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        text = json.dumps(line)
+        with named_errors(self.path):
+            write_bytes(self._descriptor, f"{_checksum(text)} {text}\n".encode())
+            os.fsync(self._descriptor)
+
+
+def journal_path(work: Path, rank: int) -> Path:
+    """Of a rank."""
+    return work / f"journal-{rank}.jsonl"
+
+
+def read_journals(work: Path) -> Entries:
+    """What all ranks together have finished."""
+    entries = Entries()
+    for path in sorted(work.glob("journal-*.jsonl")):
+        with named_errors(path):
+            for line, _ in _lines(path):
+                entries.add(line)
+    return entries
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_CHECKSUM_CHARACTERS]
+
+
+def _lines(path: Path) -> Iterator[tuple[Mapping[str, Any], int]]:
+    """Whole lines from the beginning, and where each ends in the file."""
+    end = 0
+    with path.open("rb") as stream:
+        for raw in stream:
+            checksum, _, text = raw.decode(errors="replace").partition(" ")
+            if not text.endswith("\n") or _checksum(text[:-1]) != checksum:
+                return
+            end += len(raw)
+            yield json.loads(text), end
+
+
+def run_document(plan: Plan, provenance: Mapping[str, str], *, world_size: int) -> dict[str, Any]:
+    """What makes a run this one: the tool, the recipe, the source's config and headers, every decision."""
+    checkpoint = plan.checkpoint
+    return {
+        "format": _FORMAT,
+        "version": __version__,
+        "recipe": recipe_document(plan.recipe),
+        "world_size": world_size,
+        "is_incomplete": plan.is_incomplete,
+        "source": {
+            **provenance,
+            "config": _digest(checkpoint.config, checkpoint.quantization),
+            "sidecars": _digest([[one.name, one.file_bytes] for one in checkpoint.sidecars.copied]),
+            "shards": {
+                shard.name: _digest(shard.file_bytes, [[one.name, str(one.spec), one.begin] for one in shard.tensors])
+                for shard in checkpoint.shards
+            },
+        },
+        "outputs": {shard.name: _decisions(shard) for shard in plan.shards},
+    }
+
+
+def _decisions(shard: PlannedShard) -> str:
+    jobs = [[job.weight.name, job.action, str(job.scheme)] for job in shard.jobs]
+    return _digest(jobs, {name: str(spec) for name, spec in shard.specs.items()})
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def begin_run(work: Path, document: Mapping[str, Any]) -> None:
+    """Write down what the run is, or compare with what is written. Raises UsageError that names what differs."""
+    path = work / RUN_NAME
+    content = json.dumps(document).encode()
+    with named_errors(path), _alone(work):
+        if not path.exists():
+            draft = work / _DRAFT_NAME
+            draft.unlink(missing_ok=True)
+            write_file(draft, content)
+            draft.rename(path)
+            flush(work)
+        there = read_json(path, what="a run that was begun has it")
+    differences = list(_differences(there, json.loads(content)))
+    if differences:
+        shown = "; ".join(differences[:_MOST_DIFFERENCES])
+        more = f"; and {len(differences) - _MOST_DIFFERENCES} more" if len(differences) > _MOST_DIFFERENCES else ""
+        raise UsageError(
+            f"holds work of a run that differs: {shown}{more}",
+            file=work.parent,
+            remedy="repeat that run's command, give --no-resume to start over, or choose another -o",
+        )
+
+
+@contextmanager
+def _alone(work: Path) -> Iterator[None]:
+    """Ranks begin at the same time: one after the other."""
+    lock = os.open(work / _LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _differences(there: Any, here: Any, place: str = "") -> Iterator[str]:
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        for key in dict.fromkeys((*there, *here)):
+            inner = f"{place}.{key}" if place else str(key)
+            if key not in here:
+                yield f"{inner} is no longer there"
+            elif key not in there:
+                yield f"{inner} is new"
+            else:
+                yield from _differences(there[key], here[key], inner)
+    elif there != here:
+        is_digest = isinstance(there, str) and len(there) == len(_digest()) and place != "source.commit"
+        yield f"{place} has changed" if is_digest else f"{place} was {_short(there)} and is {_short(here)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

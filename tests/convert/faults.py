@@ -1,0 +1,106 @@
+"""Faults of a file system, injected where Python calls it: at the n-th call that changes something in a directory."""
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import pytest
+
+# name of the function in ``os``, and which of its arguments says what is changed
+CHANGES = {
+    "open": 0,
+    "write": 0,
+    "pwrite": 0,
+    "fsync": 0,
+    "fdatasync": 0,
+    "ftruncate": 0,
+    "mkdir": 0,
+    "rename": 0,
+    "unlink": 0,
+    "rmdir": 0,
+}
+Fault = Callable[[str, tuple[Any, ...], Callable[..., Any]], Any]
+
+
+def fail_with(number: int) -> Fault:
+    """The call fails with an errno."""
+
+    def fault(name: str, arguments: tuple[Any, ...], call: Callable[..., Any]) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return fault
+
+
+def write_short(name: str, arguments: tuple[Any, ...], call: Callable[..., Any]) -> Any:
+    """A write takes one byte; anything else works."""
+    if name in ("write", "pwrite") and len(arguments[1]) > 1:
+        return call(arguments[0], arguments[1][:1], *arguments[2:])
+    return call(*arguments)
+
+
+def die_before(name: str, arguments: tuple[Any, ...], call: Callable[..., Any]) -> Any:
+    """The process is killed instead."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in_the_middle(name: str, arguments: tuple[Any, ...], call: Callable[..., Any]) -> Any:
+    """The process is killed behind half of a write, or behind anything else."""
+    try:
+        if name in ("write", "pwrite"):
+            call(arguments[0], arguments[1][: len(arguments[1]) // 2], *arguments[2:])
+        else:
+            call(*arguments)
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Faults:
+    """Counts the calls that change something below ``root``; ``at`` is the number of the one that fails."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.calls: list[str] = []
+        self._lock = Lock()
+
+    @contextmanager
+    def injected(self, fault: Fault, at: int) -> Iterator[None]:
+        """``fault`` takes the place of call number ``at``."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name in CHANGES:
+                patch.setattr(os, name, self._patched(name, getattr(os, name), fault, at))
+            yield
+
+    def _patched(self, name: str, call: Callable[..., Any], fault: Fault, at: int) -> Callable[..., Any]:
+        def patched(*arguments: Any, **keywords: Any) -> Any:
+            if not self._is_change(name, arguments, keywords):
+                return call(*arguments, **keywords)
+            with self._lock:
+                number = len(self.calls)
+                self.calls.append(f"{name} {self._path_of(arguments[0])}")
+            if number == at:
+                return fault(name, arguments, lambda *changed: call(*changed, **keywords))
+            return call(*arguments, **keywords)
+
+        return patched
+
+    def _is_change(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+        if name == "open" and not (len(arguments) > 1 and arguments[1] & os.O_CREAT):
+            return False
+        # within a directory that is being removed: no error there may hurt
+        return "dir_fd" not in keywords and self._path_of(arguments[0]).startswith(str(self.root))
+
+    def _path_of(self, what: Any) -> str:
+        if isinstance(what, int):
+            try:
+                return str(Path(f"/proc/self/fd/{what}").readlink())
+            except OSError:
+                return ""
+        return os.fspath(what) if isinstance(what, str | os.PathLike) else ""
+
+
+ERRNOS = {"full": errno.ENOSPC, "broken": errno.EIO}

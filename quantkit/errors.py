@@ -2,6 +2,13 @@
 
 from pathlib import Path
 
+_MOST_CHARACTERS = 500
+
+
+def _short(text: str) -> str:
+    """What is quoted of a hostile file has no end."""
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+
 
 class QuantkitError(Exception):
     """Base of all errors that are a user's or an input's fault, never a bug.
@@ -22,8 +29,8 @@ class QuantkitError(Exception):
         self.file = None if file is None else str(file)
 
     def __str__(self) -> str:
-        where = ": ".join(part for part in (self.file, self.tensor) if part)
-        text = f"{where}: {self.message}" if where else self.message
+        where = ": ".join(_short(part) for part in (self.file, self.tensor) if part)
+        text = f"{where}: {_short(self.message)}" if where else _short(self.message)
         line = f"{text}; {self.remedy}" if self.remedy else text
         return " ".join(line.split())
 

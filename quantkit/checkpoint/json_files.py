@@ -7,12 +7,13 @@ from typing import Any
 
 from quantkit.errors import SourceError
 
-MAX_JSON_BYTES = 1 << 30
+MOST_BYTES = 16 << 20  # of a document that people could read
+MOST_INDEX_BYTES = 256 << 20  # 497,220 tensors are 70 MB
 _MAX_DEPTH = 64
 _AGAIN = "download it again"
 
 
-def read_json(path: Path, *, what: str) -> dict[str, Any]:
+def read_json(path: Path, *, what: str, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     """A JSON object; ``what`` says why it is needed. Raises SourceError for anything that is not one.
 
     Duplicate keys (the last would win in silence), NaN and Infinity (no JSON), lone surrogates and deep nesting
@@ -22,10 +23,10 @@ def read_json(path: Path, *, what: str) -> dict[str, Any]:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise SourceError("is not a regular file", file=path.name, remedy=what)
-        if status.st_size > MAX_JSON_BYTES:
+        if status.st_size > most_bytes:
             raise SourceError("is too large to be JSON", file=path.name, remedy=_AGAIN)
         with path.open("rb") as stream:
-            raw = stream.read(MAX_JSON_BYTES)
+            raw = stream.read(most_bytes)
     except FileNotFoundError as error:
         raise SourceError("is missing", file=path.name, remedy=what) from error
     except OSError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from quantkit.checkpoint.header import header_end, parse_header
 from quantkit.checkpoint.hub import Repository, download_file, find_repository, read_range
-from quantkit.checkpoint.json_files import MAX_JSON_BYTES, read_json
+from quantkit.checkpoint.json_files import MOST_BYTES, MOST_INDEX_BYTES, read_json
 from quantkit.checkpoint.shard_index import ShardIndex, check_shard_names, collect_tensors, read_index
 from quantkit.checkpoint.sidecars import Sidecars
 from quantkit.checkpoint.source import (
@@ -93,7 +93,7 @@ def _download_documents(repository: Repository, directory: Path, index_name: str
         for name in names:
             if name not in repository.files:
                 raise SourceError("is missing", file=name)
-            if (repository.files[name] or 0) > MAX_JSON_BYTES:
+            if (repository.files[name] or 0) > (MOST_INDEX_BYTES if name == index_name else MOST_BYTES):
                 raise SourceError("is too large to be JSON", file=name)
     return {name: download_file(repository, name) for name in names}
 

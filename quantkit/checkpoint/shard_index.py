@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from quantkit.checkpoint.header import StoredTensor
-from quantkit.checkpoint.json_files import read_json
+from quantkit.checkpoint.json_files import MOST_INDEX_BYTES, read_json
 from quantkit.errors import SourceError
 
 _SHARD_OF_MANY = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
@@ -23,7 +23,7 @@ class ShardIndex:
 
 def read_index(path: Path) -> ShardIndex:
     """The index in a file. Raises SourceError where it has none."""
-    weight_map = read_json(path, what="download it again").get("weight_map")
+    weight_map = read_json(path, what="download it again", most_bytes=MOST_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         _fail("has no weight_map of strings", file=path.name, remedy="download the index again")
     return ShardIndex(name=path.name, weight_map=weight_map)

@@ -4,6 +4,7 @@ import io
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -76,10 +77,12 @@ def main() -> None:
     except OSError as error:  # what no check foresaw: a folder without permission, a name too long
         _exit_with(SourceError(str(error.strerror), file=error.filename, remedy="check the path and its permissions"))
     except _Stopped as stopped:
-        sys.stderr.write("quantkit: interrupted\n")
+        from quantkit.cli import render
+
+        render.warn("quantkit: interrupted")
         _show_notes(stopped)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError):
+            sys.stdout.flush()
         os._exit(int(stopped.code or INTERRUPTED))  # not by way of threads that wait for a network
 
 
@@ -97,13 +100,13 @@ def _show_notes(error: BaseException) -> None:
     from quantkit.cli import render
 
     for note in getattr(error, "__notes__", ()):
-        sys.stderr.write(f"quantkit: {render.printable(note)}\n")
+        render.warn(f"quantkit: {note}")
 
 
 def _exit_with(error: QuantkitError) -> NoReturn:
     from quantkit.cli import render
 
-    sys.stderr.write(f"quantkit: {render.printable(str(error))}\n")
+    render.warn(f"quantkit: {error}")
     _show_notes(error)
     if "--json" in sys.argv:
         command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")

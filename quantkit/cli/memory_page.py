@@ -18,6 +18,10 @@ from quantkit.cli.memory_page_tables import (
 )
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+PAGE_BEGIN = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
+<title>Memory plan of """
 _ENGINES = {"sglang": "SGLang", "vllm": "vLLM"}
 _SIGNS = {"fits": "M3 9l4 5 8-10", "tight": "M9 2v9M9 14v2", "does not fit": "M4 4l10 10M14 4L4 14"}  # beside the words
 _SIZES = {"tp": "TP", "ep": "EP", "pp": "PP", "dp_attention": "DP attention", "dcp": "DCP"}
@@ -54,10 +58,7 @@ def memory_page(document: Json) -> str:
         title += f" on {document['parallel']['gpus']} x {document['gpu']['title']}"
     if "check" in document:
         checked = _against_the_log(document)
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
-<title>Memory plan of {escape(title)}</title><style>
+    return f"""{PAGE_BEGIN}{escape(title)}</title><style>
 {files("quantkit.cli").joinpath("memory_page.css").read_text(encoding="utf-8")}</style></head>
 <body><main><header><p class="eyebrow">Memory plan</p><h1>{escape(title)}</h1><p class="note">Predicted for one rank
 (one GPU), before anything is loaded. GiB means 2<sup>30</sup> bytes.</p></header>

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import time
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -27,17 +28,30 @@ if TYPE_CHECKING:
     from quantkit.threads import ReportProgress
 
 
-# what moves a terminal's cursor, changes its colours or turns its text round
-_CONTROLS = {
-    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
-    for code in (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-    if chr(code) != "\n"
-}
+# Unicode categories of what moves a terminal's cursor, changes its colours, ends a line or turns text round
+_NO_TEXT = {"Cc", "Cf", "Zl", "Zp"}
 
 
 def printable(text: str) -> str:
-    """Names come from files of other people: what is no text in them is spelled out."""
-    return text.translate(_CONTROLS)
+    """Names come from files of other people: what is no text in them is spelled out. Newlines stay."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(_spelled(one) if one != "\n" and unicodedata.category(one) in _NO_TEXT else one for one in text)
+
+
+def _spelled(one: str) -> str:
+    """As JSON escapes it: two surrogates for what has more than 16 bits."""
+    units = one.encode("utf-16-be", errors="surrogatepass").hex()
+    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
+
+
+def warn(text: str) -> None:
+    """A line to stderr. Where it cannot be written there is nobody left to tell."""
+    try:
+        sys.stderr.write(printable(" ".join(text.split("\n"))) + "\n")
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 @contextmanager
@@ -65,7 +79,8 @@ def show_json(document: Mapping[str, Any]) -> None:
     import json
 
     is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
-    _write(json.dumps(document, indent=2, ensure_ascii=is_ascii) + "\n")
+    # what is no text stands between quotes there, where its JSON escape is the one that ``printable`` writes
+    _write(printable(json.dumps(document, indent=2, ensure_ascii=is_ascii)) + "\n")
 
 
 def show_line(text: str) -> None:
@@ -76,7 +91,7 @@ def show_line(text: str) -> None:
 def show_notes(kind: str, notes: Sequence[str]) -> None:
     """Warnings and remarks, one a line, to stderr."""
     for note in notes:
-        sys.stderr.write(f"{kind}: {printable(note)}\n")
+        warn(f"{kind}: {note}")
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -198,7 +213,7 @@ def _plain_progress(label: str) -> "ReportProgress":
             seconds = max(time.monotonic() - started, 1e-9)
             left = seconds * (total - done_bytes) / max(done_bytes, 1)
             rate = done_bytes / seconds / 1e6
-            sys.stderr.write(f"{label}: {percent}% of {bytes_text(total)}, {rate:.0f} MB/s, {left:.0f} s left\n")
+            warn(f"{label}: {percent}% of {bytes_text(total)}, {rate:.0f} MB/s, {left:.0f} s left")
 
     return update
 

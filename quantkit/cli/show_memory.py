@@ -8,7 +8,7 @@ from typing import Any
 
 from quantkit.cli import memory_documents as documents
 from quantkit.cli import render
-from quantkit.cli.memory_page import memory_page
+from quantkit.cli.memory_page import PAGE_BEGIN, memory_page
 from quantkit.cli.memory_request import (
     MemoryOptions,
     OverviewRow,
@@ -17,6 +17,7 @@ from quantkit.cli.memory_request import (
     plan_one,
     plan_overview,
 )
+from quantkit.cli.page_file import write_page
 from quantkit.engines.parallel import ENGINE_VERSIONS
 from quantkit.errors import ResourceError, UsageError
 from quantkit.memory.budget import Band
@@ -77,7 +78,7 @@ def _finish(document: dict[str, Any], plans: Sequence[MemoryPlan], output: Memor
     for plan, one in zip(plans, document.get("plans", ()), strict=False):
         one["status"] = "failed" if plan in bad and not output.allow_overcommit else "ok"
     if output.html is not None:
-        _write_page(output.html, memory_page(document))
+        write_page(output.html, memory_page(document), is_ours=PAGE_BEGIN)
     if output.as_json:
         render.show_json(document)
     else:
@@ -86,19 +87,6 @@ def _finish(document: dict[str, Any], plans: Sequence[MemoryPlan], output: Memor
         render.show_notes("does not fit", [f"{plan.scheme}: {reason}" for reason in plan.reasons])
     if is_failure:
         sys.exit(ResourceError.exit_code)
-
-
-def _write_page(path: Path, page: str) -> None:
-    """Whole or not at all, over an older page and over nothing else."""
-    if path.suffix.lower() not in (".html", ".htm") or path.is_symlink():
-        raise UsageError(f"--html {path} is not the name of a page", remedy="give a file whose name ends in .html")
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(render.printable(page), encoding="utf-8", errors="replace")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise UsageError(f"{path} cannot be written ({error.strerror})", remedy="give --html another file") from error
 
 
 def _show_plan(plan: MemoryPlan) -> None:

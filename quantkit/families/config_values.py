@@ -7,7 +7,10 @@ from quantkit.errors import SourceError
 
 Config = Mapping[str, Any]
 LARGEST = 10_000_000
-_LARGEST_OF = {"layers": 1_000, "experts": 4_000}  # by a key's last word: what is enumerated
+MOST_LAYERS, MOST_EXPERTS = 1_000, 4_000
+MOST_LAYERS_TIMES_EXPERTS = 400_000
+_LARGEST_OF = {"layers": MOST_LAYERS, "experts": MOST_EXPERTS}  # by a key's last word: what is enumerated
+_MOST_DIGITS = 9
 
 
 def text_config(config: Config) -> Config:
@@ -29,6 +32,11 @@ def integer(config: Config, key: str, default: int | None = None, *, at_least: i
         what = "is missing" if value is None else f"is {value!r}, not a count from {at_least} to {largest}"
         raise SourceError(f"{key} {what}", file="config.json", remedy="take config.json from the source again")
     return value
+
+
+def number_in_name(digits: str) -> int:
+    """Of a layer or an expert; what has more digits than any count is beyond them all."""
+    return int(digits[-_MOST_DIGITS:]) if len(digits.lstrip("0")) <= _MOST_DIGITS else 10**_MOST_DIGITS
 
 
 def section(config: Config, key: str) -> Config | None:

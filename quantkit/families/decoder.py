@@ -5,7 +5,8 @@ Shapes are [out, in]. Names, biases and copies: as in published checkpoints.
 
 from collections.abc import Callable, Iterator
 
-from quantkit.families.config_values import Config, flag, integer, per_layer
+from quantkit.errors import SourceError
+from quantkit.families.config_values import MOST_LAYERS_TIMES_EXPERTS, Config, flag, integer, per_layer
 from quantkit.families.family import ExpectedTensor, Role
 from quantkit.tensors import BF16, F32
 
@@ -140,6 +141,12 @@ def causal_lm(
     """A whole decoder under ``root``, MTP layers at the end; the head lies beside ``model.``."""
     hidden, vocabulary = integer(config, "hidden_size"), integer(config, "vocab_size")
     num_layers = integer(config, "num_hidden_layers")
+    if num_layers * integer(config, "n_routed_experts", 0) > MOST_LAYERS_TIMES_EXPERTS:
+        raise SourceError(
+            f"{num_layers} layers of {config['n_routed_experts']} experts are more than any model has",
+            file="config.json",
+            remedy="take config.json from the source again",
+        )
     yield plain(f"{root}embed_tokens.weight", (vocabulary, hidden), Role.EMBEDDING)
     for layer in range(num_layers + integer(config, "num_nextn_predict_layers", 0)):
         prefix = f"{root}layers.{layer}."

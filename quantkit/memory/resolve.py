@@ -60,7 +60,7 @@ def recipe_model(name: str) -> Model:
 
 def _from_config(path: Path) -> Model:
     config = read_json(path, what="name a config.json, a recipe, a directory or a hub id")
-    name = path.resolve().parent.name if path.name == CONFIG_NAME else path.stem
+    name = _one_line(path.resolve().parent.name if path.name == CONFIG_NAME else path.stem)
     return model_from_config(name, config, weights_from=f"{path.name} taken at its word (headers would be counted)")
 
 
@@ -68,12 +68,13 @@ def _from_directory(directory: Path) -> Model:
     if not any(directory.glob("*.safetensors")):
         return _from_config(directory / CONFIG_NAME)
     checkpoint = open_checkpoint(directory)
-    num_shards = len(checkpoint.shards)
-    return model_from_checkpoint(
-        directory.resolve().name,
-        checkpoint,
-        weights_from=f"headers of {_shards(num_shards)} in {directory.resolve().name}",
-    )
+    num_shards, name = len(checkpoint.shards), _one_line(directory.resolve().name)
+    return model_from_checkpoint(name, checkpoint, weights_from=f"headers of {_shards(num_shards)} in {name}")
+
+
+def _one_line(name: str) -> str:
+    """A folder may be called anything, and a plan is read line by line."""
+    return " ".join(name.split())
 
 
 def _shards(count: int) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.errors import SourceError
+from quantkit.families.config_values import number_in_name
 from quantkit.families.family import ExpectedTensor, Family, Role
 from quantkit.tensors import BF16, F32, TensorSpec
 from quantkit.weights.weight import Weight
@@ -76,7 +77,8 @@ class _Names:
             name = module_name = f"{module_name}.{_FUSED_SUFFIX.sub('', leaf)}"
         role = self.family.role_of(name)
         match = None if role is Role.VISION else _LAYER.search(name)
-        return Place(layer=None if match is None else int(match[1]), module=module_name.rpartition(".")[2], role=role)
+        layer = None if match is None else number_in_name(match[1])
+        return Place(layer=layer, module=module_name.rpartition(".")[2], role=role)
 
 
 def group_expected(family: Family, expected: Iterable[ExpectedTensor]) -> tuple[WeightGroup, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from quantkit.checkpoint.json_files import read_json
+from quantkit.checkpoint.json_files import MOST_INDEX_BYTES, read_json
 from quantkit.checkpoint.source import CONFIG_NAME, INDEX_NAME, Checkpoint, open_checkpoint
 from quantkit.errors import QuantkitError
 from quantkit.families import FAMILIES, Family
@@ -45,7 +45,7 @@ def open_output(directory: Path) -> tuple[Checkpoint | None, list[Finding]]:
     """Catalogue of an output: index and headers both ways, shard lengths, ``total_size``."""
     try:
         checkpoint = open_checkpoint(directory)
-        index = read_json(directory / INDEX_NAME, what="convert again")
+        index = read_json(directory / INDEX_NAME, what="convert again", most_bytes=MOST_INDEX_BYTES)
     except QuantkitError as error:
         return None, [Finding.of("index and headers", error)]
     metadata = index.get("metadata")

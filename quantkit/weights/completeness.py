@@ -5,6 +5,7 @@ import re
 from quantkit.checkpoint.source import Checkpoint
 from quantkit.codecs.opaque import Opaque
 from quantkit.errors import SourceError
+from quantkit.families.config_values import number_in_name
 from quantkit.families.family import ExpectedTensor, Family
 from quantkit.tensors import F64
 from quantkit.weights.binding import Binding
@@ -75,7 +76,8 @@ def _check_surplus(family: Family, checkpoint: Checkpoint, binding: Binding, roo
         match = pattern.match(name)
         if match is None:
             continue
-        if int(match[1]) >= num_layers or (match[2] is not None and int(match[2]) >= num_experts):
+        layer, expert = number_in_name(match[1]), number_in_name(match[2] or "0")
+        if layer >= num_layers or (match[2] is not None and expert >= num_experts):
             raise SourceError(
                 f"lies beyond the {num_layers} layers of {num_experts} experts that config.json counts",
                 tensor=weight.stored.name,

@@ -11,6 +11,7 @@ from quantkit.codecs.codec import Codec
 from quantkit.codecs.float_values import FloatValues
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.errors import SourceError
+from quantkit.families.config_values import MOST_EXPERTS
 from quantkit.weights.weight import Weight
 
 
@@ -32,9 +33,12 @@ def split_fused(
     leaves = projections[leaf]
     num_experts, rows, cols = tensor.spec.shape
     _check_orientation(tensor, leaves, parent, projections, tensors)
-    if num_experts == 0:
+    if not 0 < num_experts <= MOST_EXPERTS or 0 in tensor.spec.shape:
         raise SourceError(
-            "holds no expert", tensor=tensor.name, file=tensor.path.name, remedy="download this shard again"
+            f"of shape {list(tensor.spec.shape)} does not hold 1 to {MOST_EXPERTS} experts",
+            tensor=tensor.name,
+            file=tensor.path.name,
+            remedy="download this shard again",
         )
     part_rows = rows // len(leaves)
     for expert in range(num_experts):

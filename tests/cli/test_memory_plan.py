@@ -460,21 +460,19 @@ def test_html_is_written_beside_what_is_printed(options, code, heading, here):
         assert f'<span class="unseen">Verdict: </span>{plan["verdict"]}</p>' in page
 
 
-@pytest.mark.parametrize(
-    ("path", "why"), [("folder.html", "Is a directory"), ("none/page.html", "No such file or directory")]
-)
+@pytest.mark.parametrize(("path", "why"), [("none/page.html", "No such file or directory")])
 def test_html_that_cannot_be_written(path, why, here):
-    (here / "folder.html").mkdir()
     result = run("glm-5.2 --html", path)
     assert (result.code, result.out) == (2, "")
     assert result.err == f"quantkit: {path} cannot be written ({why}); give --html another file\n"
-    assert [path.name for path in here.iterdir()] == ["folder.html"]
+    assert list(here.iterdir()) == []
 
 
 def test_a_page_goes_over_an_older_one(here):
-    (here / "page.html").write_text("older")
     assert run("glm-5.2 --html page.html").code == 0
-    assert (here / "page.html").read_text().startswith("<!doctype html>")
+    older = (here / "page.html").read_text()
+    assert run("glm-5.1 --html page.html").code == 0
+    assert (here / "page.html").read_text() != older
     assert [path.name for path in here.iterdir()] == ["page.html"]
 
 
@@ -572,7 +570,15 @@ BAD = [
     ("glm-5.2 --check tp.log", 3, ["tp.log: with what this log says of the server: sglang cannot split", "name the"]),
     ("glm-5.2 --check zero.log", 3, ["zero.log: line 1: tp 0 is not possible", "pass the log as the server wrote it"]),
     ("glm-5.2 --html ./glm-5/config.json", 2, ["config.json is not the name of a page", "ends in .html"]),
-    ("glm-5.2 --html link.html", 2, ["link.html is not the name of a page", "ends in .html"]),
+    ("glm-5.2 --html link.html", 2, ["link.html is there and is no regular file", "give another file"]),
+    ("glm-5.2 --html pipe.html", 2, ["pipe.html is there and is no regular file", "give another file"]),
+    ("glm-5.2 --html notes.html", 2, ["notes.html is there and is no page of ours", "move it away, or give another"]),
+    (
+        "glm-5.2 --html server.log/page.html",
+        2,
+        ["page.html cannot be written (Not a directory)", "give --html another"],
+    ),
+    (f"glm-5.2 --html {'a' * 252}.html", 2, ["cannot be written (File name too long)", "give --html another"]),
     ("glm-5.2 --check server.log --engine vllm", 2, ["the log is sglang's, --engine says vllm", "leave --engine out"]),
 ]
 
@@ -588,6 +594,8 @@ def test_a_mistake_is_one_line_with_its_remedy_and_a_document(line, code, words,
     (here / "tp.log").write_text(SGLANG_LOG.replace("'tp_size': 16", "'tp_size': 7"))
     (here / "zero.log").write_text(SGLANG_LOG.replace("'tp_size': 16", "'tp_size': 0"))
     (here / "link.html").symlink_to("elsewhere")
+    os.mkfifo(here / "pipe.html")
+    (here / "notes.html").write_text("<!doctype html><title>notes</title>")
     (here / "early.log").write_text(SGLANG_LOG.partition("\n")[0])
     before = set(here.rglob("*"))
     result = run(line)
@@ -833,7 +841,7 @@ def test_text_of_other_people_moves_no_terminal(here):
     page = (here / "page.html").read_text(encoding="utf-8")
     for text in (result.out, result.err, page):
         assert not {character for character in text if character != "\n" and not character.isprintable()}
-    assert r"[bold]x[/nothing]\u202e\x07" in result.out
+    assert r"[bold]x[/nothing]\u202e\u0007" in result.out
 
 
 def test_markup_of_other_people_is_text_on_a_terminal(here):
@@ -847,7 +855,7 @@ def test_markup_of_other_people_is_text_on_a_terminal(here):
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "Against the log of" in ran.stdout
-    assert r"[bold]x[/nothing]\u202e\x07" in ran.stdout
+    assert r"[bold]x[/nothing]\u202e\u0007" in ran.stdout
 
 
 @pytest.mark.parametrize("as_json", ["", "--json"])
@@ -888,3 +896,48 @@ def test_output_that_goes_nowhere(redirection, code, message, as_json, here):
     command = f"{python} memory-plan ./model --tp 1 {as_json} {redirection}"
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, cwd=here)
     assert (ran.returncode, ran.stderr) == (code, message)
+
+
+def test_a_page_is_not_written_through_what_lies_there(here):
+    """Whatever name the draft has, it is new."""
+    (here / "victim.txt").write_text("precious")
+    (here / ".page.html.partial").symlink_to("victim.txt")
+    assert run("glm-5.2 --html page.html").code == 0
+    assert (here / "victim.txt").read_text() == "precious"
+    assert (here / "page.html").is_file()
+    assert not (here / "page.html").is_symlink()
+
+
+NO_TEXT = "\u009b31m\u202e\u200f\U000e0041"
+
+
+def test_json_and_names_of_folders_move_no_terminal(here):
+    folder = write_config(here / f"X\nVerdict: fits{NO_TEXT}", tiny_config("glm4_moe"))
+    as_json = run(f"{shlex.quote('./' + folder.name)} --tp 1 --json")
+    assert as_json.document()["model"] == f"X Verdict: fits{NO_TEXT}"
+    assert as_json.out.replace("\n", "").isprintable()
+    assert r"\u009b31m\u202e\u200f\udb40\udc41" in as_json.out
+    assert (
+        "\nVerdict: fits\n"
+        not in run(f"{shlex.quote('./' + folder.name)} --tp 1 --context 512").out.partition("GiB")[0]
+    )
+
+
+@pytest.mark.parametrize(("line", "code"), [("nosuch", 2), ("nosuch --json", 2), ("glm-5.2 --gpu h100", 5)])
+def test_an_error_that_cannot_be_told_keeps_its_code(line, code):
+    python = f"{sys.executable} -c 'from quantkit.cli.app import main; main()'"
+    ran = subprocess.run(["bash", "-c", f"{python} memory-plan {line} 2>/dev/full"], capture_output=True, check=False)
+    assert ran.returncode == code
+
+
+def test_an_error_does_not_quote_a_whole_file(here):
+    write_config(here / "long", {**tiny_config("glm4_moe"), "num_hidden_layers": "A" * 3_000_000})
+    result = run("./long --tp 1")
+    assert result.code == 3
+    assert len(result.err) < 1200
+    assert result.err.endswith("...; take config.json from the source again\n")
+
+
+def test_a_config_larger_than_any_is_not_parsed(here):
+    write_config(here / "large", '{"a": [' + "[]," * 6_000_000 + "[]]}")
+    assert "config.json: is too large to be JSON" in run("./large").err

@@ -159,3 +159,38 @@ def test_counts_that_no_model_has_are_refused_before_they_are_enumerated(key, va
     source.directory.mkdir(parents=True)
     with pytest.raises(SourceError, match=f"{key} is {value}, not a count from . to {most}"):
         make(read(source))
+
+
+@pytest.mark.parametrize("number", ["1" * 5000, "0" * 5000 + "7"])
+@pytest.mark.parametrize("model_type", ["glm_moe_dsa", "who_knows"])
+def test_a_number_of_any_length_is_a_layer_beyond_all(number, model_type, tiny_checkpoint):
+    source = tiny_checkpoint()
+    source.config |= {"model_type": model_type}
+    name = f"model.layers.{number}.mlp.up_proj.weight"
+    source.put(name, torch.zeros(4, 4, dtype=torch.bfloat16))
+    model = read(source)
+    if model.family.is_known:
+        with pytest.raises(SourceError, match="lies beyond the 2 layers") as caught:
+            make(model)
+        assert caught.value.tensor == name
+    else:
+        places = {group.place.layer for group in model.tensors(model.scheme)}
+        assert (7 if number.endswith("7") else 10**9) in places
+
+
+@pytest.mark.parametrize("shape", [(1 << 40, 0, 256), (1 << 20, 0, 256), (0, 256, 256), (4, 256, 0), (4001, 1, 1)])
+def test_fused_experts_without_end_are_refused(shape, tiny_checkpoint):
+    source = tiny_checkpoint(source_format="bf16", fused_experts=True, write=False)
+    prefix = "model.layers.1.mlp.experts."
+    source.put(f"{prefix}gate_up_proj", torch.zeros(shape, dtype=torch.bfloat16))
+    source.put(f"{prefix}down_proj", torch.zeros((shape[0], shape[2], shape[1]), dtype=torch.bfloat16))
+    with pytest.raises(SourceError, match=r"does not hold 1 to 4000 experts|must be stored"):
+        make(read(source))
+
+
+def test_layers_times_experts_are_bounded(tiny_checkpoint):
+    source = tiny_checkpoint(model_type="deepseek_v3", write=False)
+    source.config |= {"num_hidden_layers": 1000, "n_routed_experts": 4000}
+    source.write()
+    with pytest.raises(SourceError, match="1000 layers of 4000 experts are more than any model has"):
+        make(read(source))

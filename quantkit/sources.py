@@ -1,11 +1,11 @@
 """What SOURCE on the command line stands for: a recipe, a hub repository or a directory."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from quantkit.checkpoint.hub import fetch_snapshot, parse_hub_id
+from quantkit.checkpoint.hub import Repository, fetch_snapshot, parse_hub_id
 from quantkit.checkpoint.remote import open_remote
 from quantkit.checkpoint.source import Checkpoint, open_checkpoint
 from quantkit.errors import RecipeError, SourceError, UsageError
@@ -18,13 +18,17 @@ from quantkit.weights.from_config import checkpoint_from_config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSource:
-    """A catalogue, the recipe for it, and where it came from (hub id and commit, if from the hub)."""
+    """A catalogue, the recipe for it, and where it came from (hub id and commit, if from the hub).
+
+    ``repository``: where the shards still are, of a catalogue that was made from headers alone.
+    """
 
     name: str
     checkpoint: Checkpoint
     family: Family
     recipe: Recipe
     provenance: Mapping[str, str] = field(default_factory=dict)
+    repository: Repository | None = None
 
 
 def resolve_source(
@@ -32,8 +36,8 @@ def resolve_source(
 ) -> ResolvedSource:
     """Find and catalogue a source; a hub repository is fetched into the hub client's cache.
 
-    ``recipe``: name or file, instead of the one that SOURCE implies. For planning only: ``config``, a config.json in
-    place of a checkpoint, and ``headers_only``, which reads of a hub repository no more than that.
+    ``recipe``: name or file, instead of the one that SOURCE implies. ``headers_only``: no more than that is read of a
+    hub repository. ``config``, for planning only: a config.json in place of a checkpoint.
     """
     if config is not None:
         if source is not None and source not in builtin_names():
@@ -94,7 +98,9 @@ class _HubSource:
 def _from_hub(hub: _HubSource, recipe: str | None, *, headers_only: bool) -> ResolvedSource:
     if headers_only:
         remote = open_remote(hub.hub_id, hub.revision)
-        return _resolved(hub.name, remote.checkpoint, recipe, {"hub_id": hub.hub_id, "commit": remote.commit})
+        provenance = {"hub_id": hub.hub_id, "commit": remote.repository.commit}
+        resolved = _resolved(hub.name, remote.checkpoint, recipe, provenance)
+        return replace(resolved, repository=remote.repository)
     snapshot = fetch_snapshot(hub.hub_id, hub.revision)
     provenance = {"hub_id": snapshot.hub_id, "commit": snapshot.commit}
     return _resolved(hub.name, open_checkpoint(snapshot.directory), recipe, provenance)

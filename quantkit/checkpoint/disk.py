@@ -16,6 +16,7 @@ _WRONG_PLACE = {
     *(errno.ENAMETOOLONG, errno.ELOOP),
 }
 
+FULL = {errno.ENOSPC, errno.EDQUOT}
 _PIECE_BYTES = 1 << 30  # of one system call
 
 

@@ -7,14 +7,18 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from threading import Event
+from typing import Any, TypeVar
 
 import httpx
 from huggingface_hub import constants, get_session, hf_raise_for_status
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public, exported late
+from huggingface_hub.utils import build_hf_headers, tqdm  # type: ignore[attr-defined]  # public, exported late
+
+from quantkit.threads import StoppedError
 
 _BUSY = {408, 429, 500, 502, 503, 504}
+_EXPIRED = {401, 403}
 _PAUSES = (1, 2, 4)  # seconds before asking again
 _LONGEST_PAUSE = 60  # a hub that wants more is not waited for in silence
 _SLOWEST_START, _SLOWEST_RATE = 60, 64 << 10  # seconds, and from then on bytes a second: below it, the body drips
@@ -44,22 +48,48 @@ def read_range(url: str, begin: int, end: int, listed_bytes: int | None) -> File
     return patiently(lambda: _read_once(url, begin, end, listed_bytes))
 
 
-def patiently(ask: Callable[[], _T]) -> _T:
+def patiently(ask: Callable[[], _T], *, stop: Event | None = None) -> _T:
     """Ask again, after a pause, while the hub is busy or the connection breaks; the last error is raised.
+
+    With ``stop``, which ends a pause, a download is meant: its signed address may have expired, so that a 403 is asked
+    again once.
 
     The client's own ``http_backoff`` does not fit: it knows nothing of a body that breaks off while it is read.
     """
-    for pause in _PAUSES:
+    for attempt, pause in enumerate(_PAUSES):
         try:
             return ask()
         except (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError):
             wait = pause
         except HfHubHTTPError as error:
             wait = max(pause, _pause_asked_for(error.response.headers))
-            if error.response.status_code not in _BUSY or wait > _LONGEST_PAUSE:
+            is_expired = stop is not None and attempt == 0 and error.response.status_code in _EXPIRED
+            if not (error.response.status_code in _BUSY or is_expired) or wait > _LONGEST_PAUSE:
                 raise
-        time.sleep(wait)
+        _sleep(wait, stop)
     return ask()
+
+
+def _sleep(seconds: float, stop: Event | None) -> None:
+    if stop is None:
+        time.sleep(seconds)
+    elif stop.wait(seconds):
+        raise StoppedError
+
+
+def stopping_bar(stop: Event) -> type[tqdm]:
+    """What the client reports every chunk to: shows nothing, and ends the download once ``stop`` is set."""
+
+    class Bar(tqdm):
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            super().__init__(*arguments, **{**keywords, "disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if stop.is_set():
+                raise StoppedError
+            return None
+
+    return Bar
 
 
 def _pause_asked_for(headers: Mapping[str, str]) -> int:

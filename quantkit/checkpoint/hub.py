@@ -3,14 +3,18 @@
 Every failure is a SourceError that names repository and revision, and says what to do.
 """
 
+import glob
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
-from quantkit.errors import SourceError
+from quantkit.checkpoint.disk import FULL
+from quantkit.errors import ResourceError, SourceError
 
 if TYPE_CHECKING:
     from quantkit.checkpoint.http_range import FileRange
@@ -29,6 +33,7 @@ _NEVER_FETCHED = [
 ]
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_NAME = 1024
 _FETCH_AGAIN = "check the network and the free disk space, then run the same command again: downloads resume"
 _ASK_AGAIN = "check the network, then run the same command again"
@@ -45,13 +50,21 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HubFile:
+    """A file as the hub lists it: its length and, of large ones, its sha256, where it says them."""
+
+    num_bytes: int | None
+    sha256: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Repository:
-    """A repository at the commit that ``revision`` stood for. ``files``: their lengths, where the hub says them."""
+    """A repository at the commit that ``revision`` stood for, and what it holds."""
 
     hub_id: str
     revision: str
     commit: str
-    files: Mapping[str, int | None]
+    files: Mapping[str, HubFile]
 
     def __str__(self) -> str:
         return f"{self.hub_id}@{self.revision}"
@@ -84,12 +97,17 @@ def find_repository(hub_id: str, revision: str) -> Repository:
         info = patiently(
             lambda: HfApi().model_info(hub_id, revision=revision, files_metadata=True, timeout=_ANSWER_TIMEOUT)
         )
-        files: dict[str, int | None] = {}
+        files: dict[str, HubFile] = {}
         for sibling in info.siblings or ():
             size = sibling.size if sibling.lfs is None else sibling.lfs.size
+            sha256 = None if sibling.lfs is None else sibling.lfs.sha256
             if not _is_name(sibling.rfilename) or not _is_length(size):
                 raise ValueError(f"it lists the file {str(sibling.rfilename)[:80]!a} with {str(size)[:80]!a} bytes")
-            files[sibling.rfilename] = size
+            if sha256 is not None and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
+                raise ValueError(f"it lists the file {sibling.rfilename[:80]!a} with the sha256 {str(sha256)[:80]!a}")
+            if any(fnmatch(sibling.rfilename, pattern) for pattern in _NEVER_FETCHED):
+                continue
+            files[sibling.rfilename] = HubFile(num_bytes=size, sha256=sha256)
         if not isinstance(info.sha, str) or _COMMIT.fullmatch(info.sha) is None:
             raise ValueError("it names no commit")
     return Repository(hub_id=hub_id, revision=revision, commit=info.sha, files=files)
@@ -103,13 +121,42 @@ def download_file(repository: Repository, name: str) -> Path:
         return Path(hf_hub_download(repository.hub_id, name, revision=repository.commit))
 
 
+def fetch_file(repository: Repository, name: str, directory: Path, stop: Event) -> Path:
+    """One file of any size into a directory of ours, begun downloads resumed; ``StoppedError`` soon after ``stop``.
+
+    What a signed address or a connection can do to it passes: it is asked for again, from where it broke off.
+    """
+    from huggingface_hub import hf_hub_download
+
+    from quantkit.checkpoint.http_range import patiently, stopping_bar
+
+    with _errors_said(f"{repository}: {name}", _FETCH_AGAIN):
+        bar = stopping_bar(stop)
+        return Path(
+            patiently(
+                lambda: hf_hub_download(
+                    repository.hub_id, name, revision=repository.commit, local_dir=directory, tqdm_class=bar
+                ),
+                stop=stop,
+            )
+        )
+
+
+def forget_file(directory: Path, name: str) -> None:
+    """Remove a file that ``fetch_file`` has brought, and what the client noted of it."""
+    (directory / name).unlink(missing_ok=True)
+    notes = directory / ".cache" / "huggingface" / "download"
+    for path in notes.glob(f"{glob.escape(name)}.*"):
+        path.unlink(missing_ok=True)
+
+
 def read_range(repository: Repository, name: str, begin: int, end: int) -> "FileRange":
     """Bytes ``[begin, end)`` of a file, as far as it goes. Nothing is kept in the cache."""
     from huggingface_hub import hf_hub_url
 
     from quantkit.checkpoint import http_range
 
-    listed_bytes = repository.files[name]
+    listed_bytes = repository.files[name].num_bytes
     with _errors_said(f"{repository}: {name}", _ASK_AGAIN):
         url = hf_hub_url(repository.hub_id, name, revision=repository.commit)
         return http_range.read_range(url, begin, end, listed_bytes)
@@ -162,6 +209,10 @@ def _errors_said(what: str, remedy: str) -> Iterator[None]:
     except OfflineModeIsEnabled as error:
         raise failed("the hub is not asked, because HF_HUB_OFFLINE is set", "unset it, or name a directory") from error
     except (HfHubHTTPError, httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise ResourceError(
+                f"{what}: cannot be kept ({error.strerror})", remedy="free space, then run the same command again"
+            ) from error
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
         remedy = "log in with `hf auth login`, as somebody who may read it" if status in {401, 403} else remedy
         raise failed(f"cannot be fetched ({_first_line(error)})", remedy) from error

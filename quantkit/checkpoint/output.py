@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -124,11 +124,14 @@ class OutputDirectory:
             self.work.mkdir()
         self.keep = False
 
-    def clear(self, kept: set[str]) -> None:
-        """Remove what an earlier run left half done: everything but the files named and what is no output."""
+    def clear(self, kept: Collection[str], among: Collection[str] | None = None) -> None:
+        """Remove what an earlier run left half done: everything but the files named and what is no output.
+
+        ``among``: names to look at; others belong to other ranks.
+        """
         with named_errors(self.directory):
             for path in sorted(self.directory.iterdir()):
-                if path.name == WORK_NAME or path.name in kept:
+                if path.name == WORK_NAME or path.name in kept or (among is not None and path.name not in among):
                     continue
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)

@@ -15,7 +15,7 @@ from quantkit.checkpoint.header import header_end, parse_header
 from quantkit.checkpoint.hub import Repository, download_file, find_repository, read_range
 from quantkit.checkpoint.json_files import MOST_BYTES, MOST_INDEX_BYTES, read_json
 from quantkit.checkpoint.shard_index import ShardIndex, check_shard_names, collect_tensors, read_index
-from quantkit.checkpoint.sidecars import Sidecars
+from quantkit.checkpoint.sidecars import choose_sidecars
 from quantkit.checkpoint.source import (
     CONFIG_NAME,
     HF_QUANT_CONFIG_NAME,
@@ -36,8 +36,7 @@ class RemoteCheckpoint:
     """A catalogue whose tensors cannot be read: its directory and paths are names, and nothing is there."""
 
     checkpoint: Checkpoint
-    hub_id: str
-    commit: str
+    repository: Repository
 
 
 def open_remote(hub_id: str, revision: str) -> RemoteCheckpoint:
@@ -63,9 +62,9 @@ def open_remote(hub_id: str, revision: str) -> RemoteCheckpoint:
         quantization=quantization,
         shards=shards,
         tensors=tensors,
-        sidecars=Sidecars(copied=(), skipped=()),
+        sidecars=choose_sidecars({name: one.num_bytes for name, one in repository.files.items()}, directory),
     )
-    return RemoteCheckpoint(checkpoint=checkpoint, hub_id=hub_id, commit=repository.commit)
+    return RemoteCheckpoint(checkpoint=checkpoint, repository=repository)
 
 
 @contextmanager
@@ -93,7 +92,7 @@ def _download_documents(repository: Repository, directory: Path, index_name: str
         for name in names:
             if name not in repository.files:
                 raise SourceError("is missing", file=name)
-            if (repository.files[name] or 0) > (MOST_INDEX_BYTES if name == index_name else MOST_BYTES):
+            if (repository.files[name].num_bytes or 0) > (MOST_INDEX_BYTES if name == index_name else MOST_BYTES):
                 raise SourceError("is too large to be JSON", file=name)
     return {name: download_file(repository, name) for name in names}
 
@@ -126,4 +125,6 @@ def _read_shard(repository: Repository, path: Path, num_asked: int) -> Shard:
         content += read_range(repository, path.name, len(content), end).content
     with _errors_of(repository, path.parent):
         header = parse_header(content, path, file_bytes)
-    return Shard(name=path.name, path=path, file_bytes=file_bytes, tensors=header.tensors)
+    # a commit does not change; where the hub says a hash it is compared with what arrives
+    stamp = repository.files[path.name].sha256 or f"{repository.commit}/{path.name}"
+    return Shard(name=path.name, path=path, file_bytes=file_bytes, tensors=header.tensors, stamp=stamp)

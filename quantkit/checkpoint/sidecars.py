@@ -3,8 +3,9 @@
 A list of names to copy would miss the next release's new file. Code is copied, never run.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from quantkit.checkpoint.links import Boundary
 from quantkit.errors import SourceError
@@ -67,6 +68,31 @@ def find_sidecars(directory: Path, boundary: Boundary) -> Sidecars:
     return Sidecars(copied=tuple(copied), skipped=tuple(sorted(skipped)))
 
 
+def choose_sidecars(files: Mapping[str, int | None], directory: Path) -> Sidecars:
+    """The same of a listing: names with forward slashes, and lengths; what is copied will lie in ``directory``."""
+    copied: list[Sidecar] = []
+    skipped: dict[str, str] = {}
+    for name, num_bytes in files.items():
+        parts = PurePosixPath(name).parts
+        place = next((index for index, part in enumerate(parts) if part.startswith(".") or part == "__pycache__"), None)
+        if place is not None:
+            is_cache = parts[place] == "__pycache__" and place < len(parts) - 1
+            if is_cache or parts[place].startswith("."):
+                skipped["/".join(parts[: place + 1])] = "a cache" if is_cache else "hidden"
+                continue
+        if len(parts) == 1 and name.endswith(".safetensors"):
+            continue
+        if name != "/".join(parts) or name.startswith("/") or "\\" in name or "\0" in name:
+            skipped[ascii(name)] = "its name leaves the checkpoint"
+        elif reason := _name_reason(parts[-1], name):
+            skipped[name if _is_utf8(name) else ascii(name)] = reason
+        else:
+            target = SOURCE_README_NAME if name == README_NAME else name
+            copied.append(Sidecar(name=target, path=directory / name, file_bytes=num_bytes or 0))
+    copied.sort(key=lambda sidecar: sidecar.name)
+    return Sidecars(copied=tuple(copied), skipped=tuple(sorted(skipped.items())))
+
+
 def _walk(directory: Path, root: Path) -> list[tuple[Path, str, str]]:
     found: list[tuple[Path, str, str]] = []
     try:
@@ -92,11 +118,15 @@ def _walk(directory: Path, root: Path) -> list[tuple[Path, str, str]]:
 
 
 def _skip_reason(path: Path, name: str, boundary: Boundary) -> str:
+    return _name_reason(path.name, name) or _link_problem(path, boundary)
+
+
+def _name_reason(file_name: str, name: str) -> str:
     if name in _REWRITTEN:
         return _REWRITTEN[name]
     if name.endswith(".index.json"):
         return "an index"
-    if path.name.lower().endswith(_WEIGHTS):
+    if file_name.lower().endswith(_WEIGHTS):
         return "weights"
     if name == SOURCE_README_NAME or name.split("/", maxsplit=1)[0] in {
         README_NAME,
@@ -104,9 +134,7 @@ def _skip_reason(path: Path, name: str, boundary: Boundary) -> str:
         *_REWRITTEN,
     } - {name}:
         return "would stand in the place of a file that is written"
-    if not _is_utf8(name):
-        return "its name is not UTF-8"
-    return _link_problem(path, boundary)
+    return "" if _is_utf8(name) else "its name is not UTF-8"
 
 
 def _is_utf8(name: str) -> bool:

@@ -26,14 +26,20 @@ def convert(
     ignore: opt.IgnoreOption = None,
     allow_unmatched: opt.AllowUnmatchedOption = False,
     allow_incomplete: opt.AllowIncompleteOption = False,
+    spool_gib: opt.SpoolOption = None,
+    keep_source: opt.KeepSourceOption = False,
     resume: opt.ResumeOption = True,
+    rank: opt.RankOption = None,
+    world_size: opt.WorldSizeOption = None,
+    finalize: opt.FinalizeOption = False,
     jobs: opt.JobsOption = None,
     quiet: opt.QuietOption = False,
     as_json: opt.JsonOption = False,
 ) -> None:
     """Convert a checkpoint to INT4: plan, write, verify, publish.
 
-    The output directory appears whole or not at all. A run that was stopped goes on with the same command.
+    The output directory appears whole or not at all. A run that was stopped goes on with the same command. Shards of a
+    hub repository pass through a bounded spool.
 
     Example: quantkit convert ./GLM-5.2-FP8 --to int4 -o ./glm-5.2-int4
     """
@@ -42,8 +48,11 @@ def convert(
     from quantkit.cli import render
     from quantkit.cli.planning import PlanRequest, plan_request, tensor_parallel
     from quantkit.cli.show_plan import show_plan
-    from quantkit.cli.show_results import show_conversion
+    from quantkit.cli.show_results import show_conversion, show_rank
+    from quantkit.convert.conversion import SPOOL_GIB, Conversion
     from quantkit.convert.convert import convert_checkpoint
+    from quantkit.convert.ranks import convert_share
+    from quantkit.convert.ranks import finalize as finalize_ranks
     from quantkit.machine import available_cores
 
     request = PlanRequest(
@@ -56,8 +65,9 @@ def convert(
         ignore=ignore or (),
         allow_unmatched=allow_unmatched,
         allow_incomplete=allow_incomplete,
-        headers_only=dry_run,
+        headers_only=dry_run or not keep_source,
     )
+    opt.check_sharing(rank=rank, world_size=world_size, finalize=finalize, resume=resume)
     num_jobs = jobs or available_cores()
     if output is not None:
         check_target(output, Path(source) if source and Path(source).is_dir() else None)  # before anything is fetched
@@ -67,12 +77,23 @@ def convert(
         return
     target = output or Path(f"{resolved.name}-int4")
     with render.progress("convert", is_quiet=quiet) as advance:
-        report = convert_checkpoint(
-            made,
-            target,
+        conversion = Conversion(
+            plan=made,
+            target=target,
             num_jobs=num_jobs,
             provenance=resolved.provenance,
+            repository=resolved.repository,
+            spool_bytes=int((SPOOL_GIB if spool_gib is None else spool_gib) * 2**30),
             resume=resume,
+            rank=rank,
+            world_size=world_size or 1,
             report_progress=advance,
         )
-    show_conversion(report, as_json=as_json)
+        if rank is not None:
+            share = convert_share(conversion)
+        else:
+            report = finalize_ranks(conversion) if finalize else convert_checkpoint(conversion)
+    if rank is not None:
+        show_rank(share, as_json=as_json)
+    else:
+        show_conversion(report, as_json=as_json)

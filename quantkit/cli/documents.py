@@ -5,6 +5,7 @@ from typing import Any
 
 from quantkit.cli.document import head
 from quantkit.convert.convert import ConvertReport
+from quantkit.convert.ranks import RankReport
 from quantkit.engines.tensor_parallel import TpVerdict
 from quantkit.integrity.weight_errors import ClassError
 from quantkit.plan.plan import Plan
@@ -61,6 +62,18 @@ def plan_document(plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int) -> dict
         "dropped_tensors": dict(plan.dropped),
         "skipped_files": dict(plan.checkpoint.sidecars.skipped),
         "warnings": list(plan.warnings),
+    }
+
+
+def rank_document(report: RankReport) -> dict[str, Any]:
+    """What one rank of several has made."""
+    return {
+        **head("convert"),
+        "rank": report.rank,
+        "world_size": report.world_size,
+        "partial": str(report.partial),
+        "num_shards": report.num_shards,
+        "num_tensors": report.num_tensors,
     }
 
 

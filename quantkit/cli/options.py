@@ -57,6 +57,22 @@ ResumeOption = Annotated[
     bool,
     typer.Option("--resume/--no-resume", help="Go on from what an earlier run has finished, or throw it away."),
 ]
+RankOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--rank", metavar="R", help="Make the share of rank R, from 0, of --world-size processes."),
+]
+WorldSizeOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--world-size", metavar="W", help="Processes, on one or many machines, that share OUTPUT's disk."),
+]
+FinalizeOption = Annotated[bool, typer.Option("--finalize", help="Publish what all ranks have made.")]
+SpoolOption = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option("--spool-gib", metavar="GIB", help="Disk for shards on their way from the hub [default: 40]."),
+]
+KeepSourceOption = Annotated[
+    bool, typer.Option("--keep-source", help="Download a hub repository into the hub client's cache, and keep it.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else to stdout.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 OutputOption = Annotated[
@@ -65,9 +81,24 @@ OutputOption = Annotated[
 ]
 
 TARGETS = ("int4",)
+MOST_RANKS = 4096
 
 
 def check_to(target: str | None) -> None:
     """Raise UsageError for an unknown target."""
     if target is not None and target not in TARGETS:
         raise UsageError(f"unknown target {target!r}", remedy=f"known: {', '.join(TARGETS)}")
+
+
+def check_sharing(*, rank: int | None, world_size: int | None, finalize: bool, resume: bool) -> None:
+    """Raise UsageError for options of several processes that do not go together."""
+    if (rank is None) != (world_size is None):
+        raise UsageError("--rank and --world-size go together", remedy="give both, or neither")
+    if world_size is not None and not 1 <= world_size <= MOST_RANKS:
+        raise UsageError(f"--world-size {world_size} is no number of ranks", remedy=f"give 1 to {MOST_RANKS}")
+    if finalize and rank is not None:
+        raise UsageError("--finalize comes after all ranks", remedy="leave --rank and --world-size out")
+    if not resume and (finalize or rank is not None):
+        raise UsageError(
+            "--no-resume would throw away what other ranks have made", remedy="remove the partial directory instead"
+        )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from quantkit.cli import documents, render
 from quantkit.convert.convert import ConvertReport
+from quantkit.convert.ranks import RankReport
 from quantkit.integrity.weight_errors import ClassError
 from quantkit.machine import bytes_text
 from quantkit.verify.report import Finding, VerifyReport
@@ -36,6 +37,18 @@ def show_conversion(report: ConvertReport, *, as_json: bool) -> None:
     render.show_line(
         f"{report.output}: {bytes_text(source_bytes)} -> {bytes_text(plan.tensor_bytes)} in {report.seconds:.1f} s "
         f"({rate:.0f} MB/s), verified and published"
+    )
+
+
+def show_rank(report: RankReport, *, as_json: bool) -> None:
+    """What a rank has made, and what comes next."""
+    if as_json:
+        render.show_json(documents.rank_document(report))
+        return
+    render.show_line(
+        f"rank {report.rank} of {report.world_size}: {report.num_shards} shards with "
+        f"{render.count(report.num_tensors)} tensors are done in {report.partial}; when all ranks are, the same "
+        "command with --finalize instead of --rank and --world-size publishes"
     )
 
 

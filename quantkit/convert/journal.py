@@ -192,6 +192,15 @@ def begin_run(work: Path, document: Mapping[str, Any]) -> None:
         )
 
 
+def begun_world_size(work: Path) -> int:
+    """Ranks of the run that has begun here. Raises UsageError where none has."""
+    path = work / RUN_NAME
+    if not path.is_file():
+        raise UsageError("holds no run", file=work.parent, remedy="run the ranks first, with the same -o")
+    world_size = read_json(path, what="a run that was begun has it").get("world_size")
+    return world_size if isinstance(world_size, int) else 1
+
+
 @contextmanager
 def _alone(work: Path) -> Iterator[None]:
     """Ranks begin at the same time: one after the other."""

@@ -1,5 +1,6 @@
 """Execute a plan, or a rank's share of it, with threads on this machine."""
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from quantkit.checkpoint.source import Shard
 from quantkit.checkpoint.writer import ShardWriter
 from quantkit.convert.journal import Entries, Journal, OutputEntry, SourceEntry
 from quantkit.convert.resume import input_stamps
+from quantkit.convert.spool import NUM_FETCHERS, Spool
 from quantkit.convert.worker import TaskReport, run_task
 from quantkit.errors import ResourceError
 from quantkit.integrity.manifest import FileRecord
@@ -49,10 +51,12 @@ class Execution:
 class Share:
     """What a process has to do: the source shards of ``only`` (all where it is None), but what is ``done``.
 
-    Output shards go into ``directory``, and ``journal`` is told of each that is finished.
+    Output shards go into ``directory``, and ``journal`` is told of each that is finished. Source shards come through
+    ``spool`` where there is one.
     """
 
     directory: Path
+    spool: Spool | None = None
     journal: Journal | None = None
     done: Entries = field(default_factory=Entries)
     only: Collection[str] | None = None
@@ -70,7 +74,7 @@ def execute(
     run = _Run(plan=plan, share=share, task_bytes=task_bytes, report_progress=report_progress)
     run.execution.restore(share.done)
     try:
-        run_steps(run.steps(), num_jobs=num_jobs, follow_ups=run.follow_ups)
+        run_steps(run.steps(), num_jobs=num_jobs, follow_ups=run.follow_ups, num_fetchers=NUM_FETCHERS)
     finally:
         run.abort()
     return run.execution
@@ -98,27 +102,63 @@ class _Run:
     follow_ups: FollowUps = field(default_factory=FollowUps)
     writers: list[ShardWriter] = field(default_factory=list)
     total_bytes: int = 0
+    awaited: deque[Shard] = field(default_factory=deque)  # to be fetched when there is room
+    planned: dict[str, PlannedShard] = field(default_factory=dict)
 
     def steps(self) -> Iterator[Step]:
         """Every task of every shard, and the hash of every source shard."""
-        planned = {shard.name: shard for shard in self.plan.shards}
+        self.planned = planned = {shard.name: shard for shard in self.plan.shards}
         only, done = self.share.only, self.share.done
         sources = [source for source in self.plan.checkpoint.shards if only is None or source.name in only]
         wanted = [planned[source.name] for source in sources if source.name in planned]
         self.total_bytes = sum(task_bytes_of(job) for shard in wanted for job in shard.jobs)
         for source in sources:
             shard = planned.get(source.name)
-            if shard is not None and shard.name in done.outputs:
+            is_done = shard is None or shard.name in done.outputs
+            if shard is not None and is_done:
                 self.report_progress(sum(map(task_bytes_of, shard.jobs)), self.total_bytes)
-            elif shard is not None:
+            if self.share.spool is not None:
+                if not (is_done and source.name in done.sources):
+                    self.awaited.append(source)
+                continue
+            if shard is not None and not is_done:
                 yield from self._shard_steps(shard)
             if source.name not in done.sources:
                 yield self._hash_source_step(source)
+        self._fetch_more()
 
     def abort(self) -> None:
         """Close what is still open; nothing happens to a finished shard."""
         for writer in self.writers:
             writer.abort()
+
+    def _fetch_more(self) -> None:
+        spool = self.share.spool
+        while spool is not None and self.awaited and spool.has_room(self.awaited[0]):
+            source = self.awaited.popleft()
+            spool.book(source)
+            self.follow_ups.fetch.append(self._fetch_step(spool, source))
+
+    def _fetch_step(self, spool: Spool, source: Shard) -> Step:
+        def step() -> Callable[[], None]:
+            record = spool.fetch(source, self.follow_ups.stop)
+            return lambda: self._fetched(spool, source, record)
+
+        return step
+
+    def _fetched(self, spool: Spool, source: Shard, record: FileRecord) -> None:
+        self._book_source(source, record)
+        shard = self.planned.get(source.name)
+        if shard is None or shard.name in self.share.done.outputs:
+            self._drop(source.name)
+        else:
+            self.follow_ups.feeds.append(self._shard_steps(spool.localized(shard)))
+
+    def _drop(self, name: str) -> None:
+        """A source shard is done with: there is room for another."""
+        if self.share.spool is not None:
+            self.share.spool.drop(name)
+            self._fetch_more()
 
     def _shard_steps(self, shard: PlannedShard) -> Iterator[Step]:
         self._check_room(shard)
@@ -167,6 +207,7 @@ class _Run:
     def _finish_if_complete(self, opened: _OpenShard) -> None:
         if opened.is_fed and opened.num_pending == 0 and not opened.is_finished:
             opened.is_finished = True
+            self._drop(opened.shard.name)
             self.follow_ups.flush.append(self._close_step(opened))
 
     def _flush_step(self, opened: _OpenShard) -> Step:
@@ -193,18 +234,20 @@ class _Run:
             if self.share.journal is not None:
                 names = [job.weight.name for job in shard.jobs if job.action == Action.INT4]
                 errors = tuple(map(self.execution.rows.error, names))
-                entry = OutputEntry(record=record, inputs=input_stamps(self.plan, shard), errors=errors)
+                entry = OutputEntry(
+                    record=record, inputs=input_stamps(self.plan, self.planned[shard.name]), errors=errors
+                )
                 self.share.journal.add_output(shard.name, entry)
 
         return self._hash_step(path, book)
 
     def _hash_source_step(self, source: Shard) -> Step:
-        def book(record: FileRecord) -> None:
-            self.execution.source_records[source.name] = record
-            if self.share.journal is not None:
-                self.share.journal.add_source(source.name, SourceEntry(record=record, stamp=source.stamp))
+        return self._hash_step(source.path, lambda record: self._book_source(source, record))
 
-        return self._hash_step(source.path, book)
+    def _book_source(self, source: Shard, record: FileRecord) -> None:
+        self.execution.source_records[source.name] = record
+        if self.share.journal is not None and source.name not in self.share.done.sources:
+            self.share.journal.add_source(source.name, SourceEntry(record=record, stamp=source.stamp))
 
     def _hash_step(self, path: Path, book: Callable[[FileRecord], None]) -> Step:
         def step() -> Callable[[], None]:

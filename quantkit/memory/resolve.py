@@ -34,7 +34,9 @@ def resolve_model(name: str | None) -> Model | None:
         remote = open_remote(*parsed)
         num_shards = len(remote.checkpoint.shards)
         return model_from_checkpoint(
-            name, remote.checkpoint, weights_from=f"headers of {_shards(num_shards)} on the hub, {remote.commit[:12]}"
+            name,
+            remote.checkpoint,
+            weights_from=f"headers of {_shards(num_shards)} on the hub, {remote.repository.commit[:12]}",
         )
     if "/" in name or name.startswith("."):
         raise SourceError("is not there", file=name, remedy="name a recipe, a config.json, a directory or a hub id")

@@ -37,6 +37,7 @@ class Hub(BaseHTTPRequestHandler):
     status = 200
     error_code = ""
     lists_sizes = True
+    lists_hashes = False
     troubles: Iterator[Callable[["Hub", Path], None]]
     requests: list[Request]
     served: Counter[str]
@@ -72,9 +73,17 @@ class Hub(BaseHTTPRequestHandler):
         info: dict[str, object] = {"_id": "1", "id": REPOSITORY, "sha": COMMIT, "private": False, "tags": []}
         with_sizes = self.lists_sizes and "blobs" in self.path
         info["siblings"] = [
-            {"rfilename": name, **({"size": size} if with_sizes else {})} for name, size in self.files()
+            {"rfilename": name, **({"size": size} if with_sizes else {}), **self.lfs(name, size)}
+            for name, size in self.files()
         ]
         return info | {"downloads": 0, "likes": 0}
+
+    def lfs(self, name: str, size: int) -> dict[str, object]:
+        """What the hub says of a large file."""
+        if not (self.lists_hashes and name.endswith(".safetensors")):
+            return {}
+        digest = hashlib.sha256((self.directory / name).read_bytes()).hexdigest()
+        return {"lfs": {"sha256": digest, "size": size, "pointerSize": 135}}
 
     def answer_file(self, path: Path) -> None:
         if not path.is_file():
@@ -86,13 +95,13 @@ class Hub(BaseHTTPRequestHandler):
             trouble(self, path)
             return
         size = path.stat().st_size
-        match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if match is None:
             etag = hashlib.sha256(path.read_bytes()).hexdigest()
             headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Content-Length": str(size)}
             self.send_part(path, 200, (0, size), headers)
         else:
-            begin, end = int(match[1]), min(int(match[2]) + 1, size)
+            begin, end = int(match[1]), min(int(match[2] or size) + 1, size)
             headers = {"Content-Range": f"bytes {begin}-{end - 1}/{size}", "Content-Length": str(end - begin)}
             self.send_part(path, 206, (begin, end), headers)
 

@@ -165,7 +165,7 @@ def test_catalogue_is_that_of_the_directory_and_no_shard_is_served(change, files
         client(endpoint)
         remote = open_remote(REPOSITORY, "main")
     checkpoint = remote.checkpoint
-    assert (remote.hub_id, remote.commit) == (REPOSITORY, COMMIT)
+    assert (remote.repository.hub_id, remote.repository.commit) == (REPOSITORY, COMMIT)
     assert catalogue(checkpoint) == catalogue(open_checkpoint(files))
     assert checkpoint.directory == Path(f"{REPOSITORY}@{COMMIT}")
     assert {shard.path.parent for shard in checkpoint.shards} == {checkpoint.directory}
@@ -228,7 +228,7 @@ def test_documents_come_from_the_cache_the_second_time(hub):
 
 def test_the_environment_says_where_the_hub_is(files, tmp_path):
     program = "import quantkit.checkpoint.remote as remote, sys; assert 'httpx' not in sys.modules\n"
-    program += f"opened = remote.open_remote({REPOSITORY!r}, 'main'); print(opened.commit, *opened.checkpoint.tensors)"
+    program += f"opened = remote.open_remote({REPOSITORY!r}, 'main'); print(opened.repository.commit, *opened.checkpoint.tensors)"
     with serve(files) as (_, endpoint):
         environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
         result = subprocess.run(

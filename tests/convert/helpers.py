@@ -11,6 +11,7 @@ from compressed_tensors.quantization.lifecycle.forward import quantize
 from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import load_file
 
+from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import ConvertReport, convert_checkpoint
 from quantkit.convert.journal import read_journals
 from quantkit.plan.make import make_plan
@@ -25,7 +26,7 @@ def convert(
     resolved = resolve_source(str(source))
     recipe = override(resolved.recipe, **changes)
     plan = make_plan(recipe, resolved.family, resolved.checkpoint, allow_unmatched=allow_unmatched)
-    return convert_checkpoint(plan, target, num_jobs=num_jobs)
+    return convert_checkpoint(Conversion(plan=plan, target=target, num_jobs=num_jobs))
 
 
 def load_output(directory: Path) -> dict[str, torch.Tensor]:

@@ -393,7 +393,7 @@ def test_disk_that_is_too_small_is_refused_before_the_work(tiny_checkpoint, smal
 
 @pytest.mark.parametrize("is_foreseen", [True, False])
 def test_disk_that_fills_up_during_the_work(is_foreseen, tiny_checkpoint, small_disk, monkeypatch):
-    monkeypatch.setattr("quantkit.convert.convert.free_bytes", lambda _: 1 << 50)
+    monkeypatch.setattr("quantkit.convert.conversion.free_bytes", lambda _: 1 << 50)
     if not is_foreseen:
         monkeypatch.setattr("quantkit.convert.local.free_bytes", lambda _: 1 << 50)
     message = "the shard needs 1.13 MiB and .* are free" if is_foreseen else "No space left"

@@ -1,0 +1,120 @@
+"""What is converted and how, and the work itself: go on from what is finished, and make what is not."""
+
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Event
+
+from quantkit.checkpoint.disk import free_bytes
+from quantkit.checkpoint.hub import Repository
+from quantkit.checkpoint.output import OutputDirectory
+from quantkit.convert.journal import Entries, Journal, begin_run, read_journals, run_document
+from quantkit.convert.local import Execution, Share, execute
+from quantkit.convert.resume import believed
+from quantkit.convert.spool import Spool
+from quantkit.errors import ResourceError, VerificationError
+from quantkit.machine import bytes_text
+from quantkit.plan.plan import Plan
+from quantkit.plan.resources import check_memory, disk_bytes
+from quantkit.threads import ReportProgress
+
+SPOOL_GIB = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """A plan, where its output goes, and how it is executed.
+
+    ``provenance``: hub id and commit of the source, where there are any. ``repository``: where the shards are, if not
+    on the disk; they pass through a spool of ``spool_bytes``. ``resume``: without it finished work is thrown away.
+    ``rank``: of ``world_size`` processes that share the work; None for one that does all of it.
+    """
+
+    plan: Plan
+    target: Path
+    num_jobs: int
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    repository: Repository | None = None
+    spool_bytes: int = SPOOL_GIB << 30
+    resume: bool = True
+    rank: int | None = None
+    world_size: int = 1
+    report_progress: ReportProgress = lambda _, __: None
+    started: float = field(default_factory=time.monotonic)
+
+    def begin(self, output: OutputDirectory) -> None:
+        """Say what this run is. Raises UsageError where the directory holds work of another."""
+        if not self.resume:
+            output.start_over()
+        begin_run(output.work, run_document(self.plan, self.provenance, world_size=self.world_size))
+
+    def believed(self, output: OutputDirectory, entries: Entries) -> Entries:
+        """Of what journals name, what is still so."""
+        return believed(
+            self.plan, output.directory, entries, num_jobs=self.num_jobs, report_progress=self.report_progress
+        )
+
+    def with_sidecars(self, output: OutputDirectory, only: Collection[str]) -> tuple[Plan, Spool | None]:
+        """The plan with its checkpoint where it can be read, and the spool for the shards of ``only``."""
+        if self.repository is None:
+            return self.plan, None
+        rank = "" if self.rank is None else f"-{self.rank}"
+        spool = Spool(repository=self.repository, directory=output.work / f"spool{rank}", most_bytes=self.spool_bytes)
+        shards = [shard for shard in self.plan.shards if shard.name in only]
+        return replace(self.plan, checkpoint=spool.prepare(self.plan.checkpoint, shards, Event())), spool
+
+
+def work(conversion: Conversion, output: OutputDirectory, only: frozenset[str]) -> tuple[Plan, Execution]:
+    """Make the shards of ``only`` that are not made yet. The plan comes back as ``with_sidecars`` gives it."""
+    journal = Journal(output.work, conversion.rank or 0)
+    try:
+        done = conversion.believed(output, journal.found)
+        output.clear(set(done.outputs), None if conversion.rank is None else only)
+        output.keep = bool(done.outputs)
+        _check_resources(conversion, only, done)
+        plan, spool = conversion.with_sidecars(output, only - done.outputs.keys())
+        output.keep = output.keep or spool is not None
+        share = Share(directory=output.directory, spool=spool, journal=journal, done=done, only=only)
+        execution = execute(plan, share, num_jobs=conversion.num_jobs, report_progress=conversion.report_progress)
+        return plan, execution
+    finally:
+        output.keep = output.keep or journal.has_output
+        journal.close()
+
+
+def _check_resources(conversion: Conversion, only: frozenset[str], done: Entries) -> None:
+    """Raise ResourceError when what is not done does not fit on the disk, or the workers not into memory."""
+    plan = conversion.plan
+    pending = [shard.file_bytes for shard in plan.shards if shard.name in only and shard.name not in done.outputs]
+    needed = disk_bytes(plan) - sum(shard.file_bytes for shard in plan.shards) + sum(pending)
+    if conversion.repository is not None:
+        sources = [source.file_bytes for source in plan.checkpoint.shards if source.name in only]
+        needed += min(conversion.spool_bytes, sum(sources))
+    free = free_bytes(conversion.target.parent)
+    if needed > free:
+        raise ResourceError(
+            f"the output needs {bytes_text(needed)} and {bytes_text(free)} are free",
+            file=conversion.target,
+            remedy="free space, or choose another disk with -o",
+        )
+    check_memory(conversion.num_jobs)
+
+
+@contextmanager
+def told_what_is_kept(conversion: Conversion, output: OutputDirectory) -> Iterator[None]:
+    """Whatever ends the work says how to go on; work that verification found wrong is not gone on from."""
+    try:
+        yield
+    except VerificationError:
+        output.keep = False
+        raise
+    except BaseException as error:
+        num_done = len(read_journals(output.work).outputs) if output.keep else 0
+        if num_done:
+            error.add_note(
+                f"{num_done} of {len(conversion.plan.shards)} shards are done and kept in {output.directory}: "
+                "the same command goes on from there"
+            )
+        raise

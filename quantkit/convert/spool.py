@@ -1,0 +1,225 @@
+"""Source shards that pass through a bounded place on the disk: fetched ahead, checked, converted, dropped.
+
+A weight's scale may lie in another shard than its codes. Such spans are kept apart, in a small file for each shard that
+needs them: copied out of the other shard where that comes first, else fetched by range, and compared when it comes.
+"""
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Event, Lock
+
+from quantkit.checkpoint.disk import named_errors, write_bytes
+from quantkit.checkpoint.header import StoredTensor
+from quantkit.checkpoint.hub import Repository, fetch_file, forget_file, read_range
+from quantkit.checkpoint.reader import hash_file, read_bytes
+from quantkit.checkpoint.source import CONFIG_NAME, Checkpoint, Shard
+from quantkit.errors import SourceError, UsageError
+from quantkit.integrity.manifest import FileRecord
+from quantkit.machine import bytes_text
+from quantkit.plan.plan import Job, PlannedShard
+from quantkit.tensors import U8, TensorSpec
+
+NUM_FETCHERS = 4
+_SPANS_SUFFIX = ".spans"
+_PIECE_BYTES = 16 << 20  # of a span, in one request
+_NEAR_BYTES = 64 << 10  # spans so near to each other are fetched as one
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes ``[begin, end)`` of a source shard; ``place`` is where they begin in the file of spans."""
+
+    shard: str
+    begin: int
+    end: int
+    place: int
+
+
+def foreign_spans(shard: PlannedShard) -> tuple[Span, ...]:
+    """What the jobs of an output shard need of other source shards than their own, joined where it is near."""
+    wanted: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for part in _parts(shard.jobs):
+        if part.path.name != shard.name and part.spec.num_bytes:
+            wanted[part.path.name].append((part.begin, part.end))
+    spans, place = [], 0
+    for name in sorted(wanted):
+        for begin, end in _joined(sorted(wanted[name])):
+            spans.append(Span(name, begin, end, place))
+            place += end - begin
+    return tuple(spans)
+
+
+def _parts(jobs: Iterable[Job]) -> Iterator[StoredTensor]:
+    for job in jobs:
+        yield from job.weight.parts.values()
+
+
+def _joined(runs: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    first, last = runs[0]
+    for begin, end in runs[1:]:
+        if begin > last + _NEAR_BYTES:
+            yield first, last
+            first, last = begin, end
+        last = max(last, end)
+    yield first, last
+
+
+@dataclass(slots=True, kw_only=True)
+class Spool:
+    """``directory`` holds at most ``most_bytes`` of source shards (or one), and the spans beside them.
+
+    ``shards`` are those that are still to be made. Room is booked in one thread; ``fetch`` may run in several.
+    """
+
+    repository: Repository
+    directory: Path
+    most_bytes: int
+    shards: Mapping[str, PlannedShard] = field(default_factory=dict)
+    _spans: dict[str, tuple[Span, ...]] = field(default_factory=dict)
+    _digests: dict[tuple[str, Span], str] = field(default_factory=dict)
+    _booked: dict[str, int] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def prepare(self, checkpoint: Checkpoint, shards: Iterable[PlannedShard], stop: Event) -> Checkpoint:
+        """Fetch what is no shard; the checkpoint as it lies here."""
+        self.shards = {shard.name: shard for shard in shards}
+        self._spans = {name: foreign_spans(shard) for name, shard in self.shards.items()}
+        largest = max((source for source in checkpoint.shards), key=lambda source: source.file_bytes)
+        if largest.file_bytes > self.most_bytes:
+            raise UsageError(
+                f"the spool of {bytes_text(self.most_bytes)} does not hold the largest shard: {largest.name} has "
+                f"{bytes_text(largest.file_bytes)}",
+                remedy="give more with --spool-gib",
+            )
+        with named_errors(self.directory):
+            self.directory.mkdir(exist_ok=True)
+            for path in self.directory.glob(f"*{_SPANS_SUFFIX}"):
+                path.unlink()
+        names = [CONFIG_NAME]
+        sidecars = []
+        for sidecar in checkpoint.sidecars.copied:
+            name = sidecar.path.relative_to(checkpoint.directory).as_posix()
+            names.append(name)
+            sidecars.append(replace(sidecar, path=self.directory / name))
+        for name in names:
+            self._fetch_checked(name, None, stop)
+        copied = replace(checkpoint.sidecars, copied=tuple(sidecars))
+        return replace(checkpoint, directory=self.directory, sidecars=copied)
+
+    def has_room(self, source: Shard) -> bool:
+        """Whether one more fits; one always does."""
+        return not self._booked or sum(self._booked.values()) + source.file_bytes <= self.most_bytes
+
+    def book(self, source: Shard) -> None:
+        """Keep room for a shard that is about to be fetched."""
+        self._booked[source.name] = source.file_bytes
+
+    def drop(self, name: str) -> None:
+        """A shard is done with."""
+        self._booked.pop(name, None)
+        forget_file(self.directory, name)
+        self._spans_path(name).unlink(missing_ok=True)
+
+    def fetch(self, source: Shard, stop: Event) -> FileRecord:
+        """Bring a shard and its foreign spans. Raises SourceError for what the hub does not say it is."""
+        with self._lock:
+            for span in self._spans.get(source.name, ()):
+                if (source.name, span) not in self._digests:
+                    self._keep(source.name, span, self._ranges(span))
+        record = self._fetch_checked(source.name, source.file_bytes, stop)
+        with self._lock:
+            for name, spans in self._spans.items():
+                for span in spans:
+                    if span.shard == source.name:
+                        self._serve(name, span)
+        return record
+
+    def localized(self, shard: PlannedShard) -> PlannedShard:
+        """The same with its parts where they lie here."""
+        jobs = []
+        for job in shard.jobs:
+            parts = {key: self._localized(shard.name, part) for key, part in job.weight.parts.items()}
+            jobs.append(replace(job, weight=replace(job.weight, parts=parts)))
+        return replace(shard, jobs=tuple(jobs))
+
+    def _localized(self, name: str, part: StoredTensor) -> StoredTensor:
+        if part.path.name == name or not part.spec.num_bytes:
+            return replace(part, path=self.directory / part.path.name)
+        span = next(
+            one for one in self._spans[name] if one.shard == part.path.name and one.begin <= part.begin < one.end
+        )
+        return replace(part, path=self._spans_path(name), begin=span.place + part.begin - span.begin)
+
+    def _spans_path(self, name: str) -> Path:
+        return self.directory / f"{name}{_SPANS_SUFFIX}"
+
+    def _serve(self, name: str, span: Span) -> None:
+        """A span for ``name``, out of a shard that is here: kept, or compared with what was fetched before."""
+        pieces = list(self._pieces(span))
+        known = self._digests.get((name, span))
+        if known is None:
+            self._keep(name, span, pieces)
+        elif known != _digest(pieces):
+            raise SourceError(
+                "the hub has sent other bytes for a range of it than for the whole",
+                file=f"{self.repository}: {span.shard}",
+                remedy="check what answers in the hub's place (a proxy?), then run the same command again",
+            )
+
+    def _keep(self, name: str, span: Span, pieces: Iterable[bytes]) -> None:
+        path, digest, place = self._spans_path(name), hashlib.sha256(), span.place
+        with named_errors(path):
+            descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            try:
+                for piece in pieces:
+                    write_bytes(descriptor, piece, place)
+                    digest.update(piece)
+                    place += len(piece)
+            finally:
+                os.close(descriptor)
+        self._digests[name, span] = digest.hexdigest()
+
+    def _ranges(self, span: Span) -> Iterator[bytes]:
+        for begin in range(span.begin, span.end, _PIECE_BYTES):
+            end = min(begin + _PIECE_BYTES, span.end)
+            content = read_range(self.repository, span.shard, begin, end).content
+            if len(content) != end - begin:
+                raise SourceError(
+                    "ends before its header says",
+                    file=f"{self.repository}: {span.shard}",
+                    remedy="run the same command again",
+                )
+            yield content
+
+    def _pieces(self, span: Span) -> Iterator[bytes]:
+        spec = TensorSpec(U8, (span.end - span.begin,))
+        whole = StoredTensor(span.shard, spec, self.directory / span.shard, span.begin)
+        for first in range(0, spec.num_bytes, _PIECE_BYTES):
+            yield read_bytes(whole, first, min(first + _PIECE_BYTES, spec.num_bytes)).tobytes()
+
+    def _fetch_checked(self, name: str, file_bytes: int | None, stop: Event) -> FileRecord:
+        """A file that has the length and the hash that the hub lists; what has not is fetched once more."""
+        listed = self.repository.files[name]
+        for _ in range(2):
+            path = fetch_file(self.repository, name, self.directory, stop)
+            record = FileRecord(file_bytes=path.stat().st_size, sha256=hash_file(path, stop=stop))
+            is_length = record.file_bytes == (listed.num_bytes if file_bytes is None else file_bytes)
+            if (is_length or listed.num_bytes is None) and listed.sha256 in (None, record.sha256):
+                return record
+            forget_file(self.directory, name)
+        raise SourceError(
+            f"has {record.file_bytes} bytes with sha256 {record.sha256[:16]}..., which is not what the hub lists",
+            file=f"{self.repository}: {name}",
+            remedy="it was fetched twice: check the disk, and what answers in the hub's place",
+        )
+
+
+def _digest(pieces: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()

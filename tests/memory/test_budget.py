@@ -50,7 +50,10 @@ def test_a_build_without_prefill_graphs_printed_the_same_fraction():
         ({"name": "glm-4.5"}, 512 + 12_288 + 1024 + 1024 + 8 * 58),
         ({"is_eager": True}, 512 + 12_288 + 1024),
         ({"role": "decode"}, 10_240),
-        ({"role": "decode", "with_mtp": True}, 10_240),
+        (
+            {"role": "decode", "with_mtp": True, "max_running_requests": 1024, "parallel": Parallel(tp=8, pp=8)},
+            512 + 6144 + 8192 + 1024,
+        ),
         ({"role": "decode", "parallel": Parallel(tp=8, pp=8)}, 512 + 3072 + 8192 + 1024),
     ],
 )
@@ -149,12 +152,14 @@ def test_the_overhead_band_is_what_was_logged():
             total_gib = gpu_named(row.gpu).total_gib
             logged[row.name] = total_gib * row.fraction - row.pool_gib - stage.weights_gib - stage.copies_gib
     told = {one.server: one.overhead_gib for one in OBSERVATIONS}
-    for server_name, row_name in (
-        ("GLM-5.1-FP8, 8 x H200, 0.19", "GLM-5.1-FP8, 8 x H200, vLLM 0.19, eager"),
-        ("GLM-5.1-FP8, 8 x H200, later", "GLM-5.1-FP8, 8 x H200, vLLM later, eager"),
-        ("Kimi-K2-Thinking, 8 x H200, 2025-11", "Kimi-K2-Thinking, 8 x H200, vLLM 2025-11"),
-    ):
+    rows = {
+        "GLM-5.1-FP8, 8 x H200, 0.19": "GLM-5.1-FP8, 8 x H200, vLLM 0.19, eager",
+        "GLM-5.1-FP8, 8 x H200, later": "GLM-5.1-FP8, 8 x H200, vLLM later, eager",
+        "Kimi-K2-Thinking, 8 x H200, 2025-11": "Kimi-K2-Thinking, 8 x H200, vLLM 2025-11",
+    }
+    for server_name, row_name in rows.items():
         assert told[server_name] == pytest.approx(logged[row_name], abs=0.06)
+    assert {row.name for row in ROWS if row.calibrates} == set(rows.values())
     k2_6 = plan("kimi-k2.6", engine="vllm", context=4096).stages[0]
     assert told["Kimi-K2.6, 8 x H200, published context"] == pytest.approx(
         0.9 * 139.8 - 44.9 - k2_6.weights_gib - k2_6.copies_gib, abs=0.06

@@ -4,8 +4,11 @@ import pytest
 
 from quantkit.engines.parallel import Parallel, stage_layers
 from quantkit.errors import UsageError
+from quantkit.memory.gpus import GPUS
 from quantkit.memory.scheme import Scheme
-from tests.memory.plans import FP8, INT4, INT4_FP8, plan
+from quantkit.memory.serving import MemoryRequest
+from quantkit.memory.split import check_split
+from tests.memory.plans import FP8, INT4, INT4_FP8, model, plan
 
 TO_16, SMALLER = "--tp 1, 2, 4, 8, 16", "--group-size 32, 64"
 
@@ -75,19 +78,21 @@ def test_sizes_below_one_are_refused(size):
 
 
 @pytest.mark.parametrize(
-    ("name", "parallel", "request_"),
+    ("name", "parallel", "request_", "kernels"),
     [
-        ("glm-4.7", {"tp": 8, "ep": 8}, {"scheme": int4(128)}),
-        ("glm-5.2", {"tp": 32, "ep": 32, "dp_attention": 32}, {"scheme": INT4, "engine": "vllm", "context": 4096}),
-        ("glm-5.2", {"tp": 8, "dcp": 8}, {}),
-        ("glm-4.5", {"tp": 16, "dcp": 2}, {"engine": "vllm", "context": 4096}),
-        ("kimi-k2.5", {"tp": 16, "ep": 4}, {}),
-        ("glm-5.2", {"tp": 64}, {"scheme": INT4}),
+        ("glm-4.7", {"tp": 8, "ep": 8}, {"scheme": int4(128)}, ("marlin", "triton")),
+        ("glm-5.2", {"tp": 32, "ep": 32, "dp_attention": 32}, {"scheme": INT4, "engine": "vllm"}, ("marlin",)),
+        ("glm-5.2", {"tp": 8, "dcp": 8}, {}, ()),
+        ("glm-4.5", {"tp": 16, "dcp": 2}, {"engine": "vllm"}, ()),
+        ("kimi-k2.5", {"tp": 16, "ep": 4}, {}, ("marlin", "triton")),
+        ("glm-5.2", {"tp": 64}, {"scheme": INT4}, ("triton",)),
     ],
 )
-def test_allowed(name, parallel, request_):
-    made = plan(name, parallel=Parallel(**parallel), **request_)
-    assert made.stages[0].weights.num_bytes > 0
+def test_allowed(name, parallel, request_, kernels):
+    request = MemoryRequest(gpu=GPUS["h200"], parallel=Parallel(**parallel), **request_)
+    split = check_split(model(name), request, request.scheme or model(name).scheme)
+    assert (split.status, split.kernels) == ("ok", kernels)
+    assert plan(name, parallel=request.parallel, **request_).stages
 
 
 def test_flags_are_the_engines_own():

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.engines.parallel import ENGINES, Parallel
-from quantkit.errors import QuantkitError, SourceError, UsageError
-from quantkit.memory.check import Comparison, compare_with_log, model_of_log, request_of_log
+from quantkit.errors import QuantkitError, UsageError
+from quantkit.memory.check import Comparison, compare_with_log, model_of_log, plan_of_log
 from quantkit.memory.engine_log import read_engine_log
 from quantkit.memory.gpus import DEFAULT_GPU, gpu_named
 from quantkit.memory.kv_format import POOL_ROLES, KvDtype, KvLayout
@@ -161,21 +161,7 @@ def plan_checked(options: MemoryOptions, model: Model, log_path: Path) -> Checke
     if options.mem_fraction_static is not None or options.gpu_memory_utilization is not None:
         given.add("fraction")
     request = request_of(replace(options, engine=options.engine or log.engine), model, options.scheme)
-    logged = request_of_log(log, request, frozenset(given))
-    if not options.with_mtp and not model.kv_shape.num_mtp_layers:  # it speculates with another model
-        logged = replace(logged, with_mtp=False)
-    if options.context is None and logged.context and model.max_context and logged.context > model.max_context:
-        logged = replace(logged, context=None)  # it serves another model, or one that was told to go further
-    try:
-        plan = make_memory_plan(model, logged)
-    except UsageError as error:
-        if logged == request:
-            raise
-        raise SourceError(
-            f"with what this log says of the server: {error.message}",
-            file=log.file,
-            remedy="name the model that was served, or the option that the log has wrong",
-        ) from error
+    plan = plan_of_log(log, model, request, frozenset(given))
     return CheckedPlan(plan=plan, log_model=model_of_log(log), rows=compare_with_log(plan, log))
 
 

@@ -238,10 +238,6 @@ def _values(start: _Start) -> dict[str, LoggedValue]:
     replicas, is_dp_attention = values.pop("replicas", None), values.pop("is_dp_attention", None)
     if replicas is not None and is_dp_attention is not None:  # an older spelling; alone they are whole servers
         values["dp"] = max(replicas, values.get("dp", replicas), key=lambda logged: int(logged.value))
-    expert_parallel = values.pop("is_expert_parallel", None)
-    if expert_parallel is not None and "tp" in values:
-        num_engines = int(values["dp"].value) if "dp" in values else 1
-        values["ep"] = replace(expert_parallel, value=int(values["tp"].value) * num_engines)
     if start.kv_dtype is not None:
         values["kv_dtype"] = start.kv_dtype
     for key, ranks in start.numbers.items():

@@ -6,7 +6,7 @@ import pytest
 
 from quantkit.engines.parallel import Parallel
 from quantkit.errors import SourceError, UsageError
-from quantkit.memory.check import Comparison, compare_with_log, doubts, model_of_log, request_of_log
+from quantkit.memory.check import Comparison, compare_with_log, doubts, model_of_log, plan_of_log, request_of_log
 from quantkit.memory.engine_log import read_engine_log
 from quantkit.memory.gpus import GPUS
 from quantkit.memory.kv_format import KvDtype, KvLayout
@@ -205,10 +205,52 @@ def test_what_is_given_goes_before_the_log(name, read):
         assert sizes(kept) == {**expected, name: value}
 
 
-def test_replicas_that_are_given_multiply_the_ranks_that_vllm_logs(read):
-    request = MemoryRequest(gpu=H200, parallel=Parallel(dp_attention=4))
-    found = request_of_log(read(VLLM), request, frozenset({"dp_attention"}))
-    assert (found.parallel.tp, found.parallel.dp_attention) == (16, 4)
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"dp_attention": 4}, Parallel(tp=16, ep=16, dp_attention=4)),
+        ({"tp": 16}, Parallel(tp=16, ep=16, dp_attention=2)),
+        ({"dp_attention": 4, "ep": 1}, Parallel(tp=16, ep=1, dp_attention=4)),
+    ],
+)
+def test_replicas_that_are_given_multiply_the_ranks_that_vllm_logs(given, expected, read):
+    request = MemoryRequest(gpu=H200, parallel=Parallel(**given))
+    assert request_of_log(read(VLLM), request, frozenset(given)).parallel == expected
+    assert plan_of_log(read(VLLM), model("glm-4.7"), request, frozenset(given)).request.parallel == expected
+
+
+def test_what_is_given_is_not_looked_at_in_the_log(read):
+    log = read(VLLM.replace("data_parallel_size=2", "data_parallel_size=99999"))
+    request = MemoryRequest(gpu=H200, parallel=Parallel(dp_attention=2))
+    assert request_of_log(log, request, frozenset({"dp_attention"})).parallel == Parallel(tp=8, ep=8, dp_attention=2)
+    with pytest.raises(SourceError, match="line 4: dp 99999 is not possible"):
+        request_of_log(log, request, frozenset())
+
+
+def test_what_the_model_does_not_have_is_left_out_of_the_plan(read):
+    text = SGLANG.replace("'tp_size'", "'speculative_algorithm': 'EAGLE', 'tp_size'")
+    longer = text.replace("131072", "262144")
+    for name, logged, expected in (
+        ("kimi-k2", text, (False, 131_072)),
+        ("glm-5.2", text, (True, 131_072)),
+        ("kimi-k2", longer, (False, None)),
+        ("glm-5.2", longer, (True, 262_144)),
+    ):
+        planned = plan_of_log(read(logged), model(name), MemoryRequest(gpu=H200), frozenset()).request
+        assert (planned.with_mtp, planned.context) == expected
+    request = MemoryRequest(gpu=H200, context=262_144)
+    with pytest.raises(SourceError, match="with what this log says of the server: --context 262144"):
+        plan_of_log(read(text), model("kimi-k2"), request, frozenset({"context"}))
+
+
+def test_a_log_that_does_not_go_with_the_model_is_an_error_of_the_log(read):
+    log = read(SGLANG.replace("'tp_size': 8", "'tp_size': 7"))
+    with pytest.raises(SourceError, match="with what this log says of the server: sglang cannot split") as caught:
+        plan_of_log(log, model("glm-5.2"), MemoryRequest(gpu=H200), frozenset())
+    assert caught.value.remedy == "name the model that was served, or the option that the log has wrong"
+    excerpt = read("".join(SGLANG.splitlines(keepends=True)[1:3]))  # tells nothing, so that the mistake is the user's
+    with pytest.raises(UsageError, match="sglang cannot split"):
+        plan_of_log(excerpt, model("glm-5.2"), MemoryRequest(gpu=H200, parallel=Parallel(tp=7)), frozenset({"tp"}))
 
 
 def test_a_log_without_arguments_leaves_the_request_alone(read):

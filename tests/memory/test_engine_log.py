@@ -255,13 +255,13 @@ def test_vllm(tmp_path: Path) -> None:
         "tp": 8,
         "pp": 1,
         "dp": 1,
-        "ep": 8,
+        "is_expert_parallel": "True",
         "dcp": 1,
         "max_running_requests": 256,
         "context": 202752,
     }
     assert log.values["weights_gib"].line == 6
-    assert log.values["ep"].line == 2
+    assert log.values["is_expert_parallel"].line == 2
 
 
 def test_vllm_engines_of_data_parallelism_are_one_start(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ Maximum concurrency for 131,072 tokens per request: 9.19x
         "tp": 2,
         "pp": 2,
         "dp": 4,
-        "ep": 8,
+        "is_expert_parallel": "True",
         "context": 131072,
     }
 

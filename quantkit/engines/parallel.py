@@ -9,6 +9,7 @@ from typing import Literal
 EngineName = Literal["sglang", "vllm"]
 ENGINES: tuple[EngineName, ...] = ("sglang", "vllm")
 ENGINE_VERSIONS: dict[EngineName, str] = {"sglang": "0.5.23", "vllm": "0.33.0"}
+MOST_GPUS = 4096
 
 # vLLM's class for these never lets a rank keep a whole shared expert
 _SHARED_EXPERT_ALWAYS_CUT = frozenset({"glm4_moe"})

@@ -8,6 +8,7 @@ from typing import NoReturn
 from quantkit.engines.parallel import EngineName, Parallel
 from quantkit.errors import SourceError, UsageError
 from quantkit.memory.engine_log import EngineLog
+from quantkit.memory.engine_log_lines import KEYS
 from quantkit.memory.gpus import Gpu
 from quantkit.memory.kv_format import POOL_ROLES, KvDtype
 from quantkit.memory.make import make_memory_plan
@@ -15,7 +16,6 @@ from quantkit.memory.model import Model
 from quantkit.memory.plan import GIB, MemoryPlan
 from quantkit.memory.rules import RULES
 from quantkit.memory.serving import MemoryRequest
-from quantkit.memory.split import MOST_GPUS
 
 # by a part of the name; what the engine chooses is none, and what is not here is not planned
 _KV_DTYPES = {
@@ -61,11 +61,6 @@ _FIELDS: Mapping[str, str] = {
     "speculation": "with_mtp",
     "is_eager": "is_eager",
 }
-_LARGEST: Mapping[str, float] = {
-    **dict.fromkeys(_SIZES, MOST_GPUS),
-    **dict.fromkeys(("context", "max_running_requests"), 10**9),
-    "fraction": 1,
-}
 
 
 def plan_of_log(log: EngineLog, model: Model, request: MemoryRequest, given: frozenset[str]) -> MemoryPlan:
@@ -97,7 +92,8 @@ def request_of_log(log: EngineLog, request: MemoryRequest, given: frozenset[str]
     """
     values = {key: log.values[key].value for key, field in _FIELDS.items() if key in log.values and field not in given}
     for key, value in values.items():
-        if key in _LARGEST and not 0 < float(value) <= _LARGEST[key]:
+        largest = KEYS[key].largest
+        if largest is not None and not 0 < float(value) <= largest:
             _fail(log, key, f"{key} {value} is not possible", "pass the log as the server wrote it")
     if "engine" in given and request.engine != log.engine:
         raise UsageError(f"the log is {log.engine}'s, --engine says {request.engine}", remedy="leave --engine out")

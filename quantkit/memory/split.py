@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from quantkit.engines.parallel import Parallel, Shares, shares_of, stage_layers
+from quantkit.engines.parallel import MOST_GPUS, Parallel, Shares, shares_of, stage_layers
 from quantkit.engines.tensor_parallel import TP_SIZES, Storage, TpVerdict, split_verdict
 from quantkit.errors import UsageError
 from quantkit.families.config_values import flag
@@ -14,7 +14,6 @@ from quantkit.memory.scheme import GROUP_SIZES, Scheme
 from quantkit.memory.serving import MemoryRequest
 from quantkit.memory.weights import Stage
 
-MOST_GPUS = 4096
 SIZE_OPTIONS = {"tp": "--tp", "ep": "--ep", "pp": "--pp", "dp_attention": "--dp-attention", "dcp": "--dcp"}
 
 

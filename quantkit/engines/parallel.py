@@ -32,7 +32,8 @@ class Parallel:
     @property
     def attention_tp(self) -> int:
         """GPUs that share one replica of attention."""
-        return max(self.tp // self.dp_attention, 1)
+        assert self.tp % self.dp_attention == 0, self
+        return self.tp // self.dp_attention
 
     @property
     def num_gpus(self) -> int:
@@ -74,7 +75,8 @@ class Shares:
 def shares_of(
     parallel: Parallel, engine: EngineName, *, family: str, num_kv_heads: int, num_vision_heads: int = 0
 ) -> Shares:
-    """``num_kv_heads`` is cut down to one head a rank, and repeated from there on."""
+    """``num_kv_heads`` is cut down to one head a rank, and repeated from there on. Sizes have been checked."""
+    assert parallel.tp % parallel.ep == 0, parallel
     attention = parallel.attention_tp
     # a vision tower whose heads do not divide stands whole
     vision = 1 if num_vision_heads % attention else attention
@@ -87,7 +89,7 @@ def shares_of(
             shared=parallel.tp,
             embedding=attention,
             head=parallel.tp,
-            experts=max(parallel.tp // parallel.ep, 1),
+            experts=parallel.tp // parallel.ep,
             expert_groups=parallel.ep,
             vision_attention=vision,
             vision_mlp=1,

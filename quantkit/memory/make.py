@@ -25,6 +25,7 @@ def decide(model: Model, request: MemoryRequest) -> Serving:
     rules = RULES[request.engine]
     scheme = request.scheme or model.scheme
     check_sizes(request.parallel)
+    split = check_split(model, request, scheme)
     if request.fraction is not None and not 0 < request.fraction <= 1:
         raise UsageError(f"{rules.fraction_option} {request.fraction:g} is no share of a GPU", remedy="give 0.88, say")
     groups = model.tensors(scheme)
@@ -34,6 +35,7 @@ def decide(model: Model, request: MemoryRequest) -> Serving:
         model=model,
         request=request,
         scheme=scheme,
+        split=split,
         groups=groups,
         kv_format=choose_format(model, request, rules),
         demand=_demand(model, request, rules),
@@ -49,7 +51,6 @@ def make_memory_plan(model: Model, request: MemoryRequest, *, with_advice: bool 
     """The complete plan. Raises UsageError for sizes, layouts and engines that do not go together."""
     rules = RULES[request.engine]
     serving = decide(model, request)
-    split = check_split(model, request, serving.scheme)
     planned = tuple(plan_stage(serving, stage, rules) for stage in stages(model, request, rules))
     low, mid, high = (min(stage.num_tokens[index] for stage in planned) for index in range(3))
     verdict, reasons = judge(serving, planned, (low, mid, high), rules)
@@ -66,7 +67,7 @@ def make_memory_plan(model: Model, request: MemoryRequest, *, with_advice: bool 
         verdict=verdict,
         reasons=reasons,
         advice=(),
-        assumptions=_assumptions(serving, mid, split.reason if split.status == "unknown" else ""),
+        assumptions=_assumptions(serving, mid),
     )
     if with_advice and verdict is not Verdict.FITS:
         return replace(plan, advice=advise(model, plan, make_memory_plan))
@@ -88,7 +89,7 @@ def _demand(model: Model, request: MemoryRequest, rules: EngineRules) -> Demand:
     return Demand(context=context, concurrency=concurrency, per_replica=per_replica, tokens=tokens)
 
 
-def _assumptions(serving: Serving, num_tokens: int, split_reason: str) -> tuple[str, ...]:
+def _assumptions(serving: Serving, num_tokens: int) -> tuple[str, ...]:
     """What was taken for granted, in sentences."""
     model, request, scheme = serving.model, serving.request, serving.scheme
     told = [
@@ -98,8 +99,8 @@ def _assumptions(serving: Serving, num_tokens: int, split_reason: str) -> tuple[
     ]
     told += model.read_remarks()
     told += _unevenness(serving)
-    if split_reason:
-        told.append(f"{split_reason}: split like the others of its kind")
+    if serving.split.status == "unknown":
+        told.append(f"{serving.split.reason}: split like the others of its kind")
     if scheme != model.scheme:
         told.append(f"stored as {scheme}, where the source is {model.scheme}")
         if scheme.rest == "fp8" or model.form.int4_group_size is not None:

@@ -36,9 +36,13 @@ def check_split(model: Model, request: MemoryRequest, scheme: Scheme) -> TpVerdi
     verdict = _verdict(model, request, scheme, parallel)
     if verdict.status == "refused":
         legal = "; ".join(_legal_changes(model, request, scheme))
+        # replicas that do not divide have no flags in vLLM's words
+        is_whole = parallel.tp % parallel.dp_attention == 0
+        words = (
+            parallel.flags(request.engine) if is_whole else f"--tp {parallel.tp} --dp-attention {parallel.dp_attention}"
+        )
         raise UsageError(
-            f"{request.engine} cannot split {model.name} ({scheme}) with {parallel.flags(request.engine)}: "
-            f"{verdict.reason}",
+            f"{request.engine} cannot split {model.name} ({scheme}) with {words}: {verdict.reason}",
             remedy=f"legal, all else equal: {legal}" if legal else "change several of the sizes",
         )
     return verdict

@@ -1,14 +1,16 @@
 """Splits that engines refuse: the rule, the number, the legal sizes."""
 
+from dataclasses import replace
+
 import pytest
 
 from quantkit.engines.parallel import Parallel, stage_layers
 from quantkit.errors import UsageError
 from quantkit.memory.gpus import GPUS
+from quantkit.memory.make import decide
 from quantkit.memory.scheme import Scheme
 from quantkit.memory.serving import MemoryRequest
-from quantkit.memory.split import check_split
-from tests.memory.plans import FP8, INT4, INT4_FP8, model, plan
+from tests.memory.plans import FP8, INT4, INT4_FP8, model, plan, serving
 
 TO_16, SMALLER = "--tp 1, 2, 4, 8, 16", "--group-size 32, 64"
 
@@ -71,6 +73,32 @@ def test_sizes_that_do_not_divide_are_refused_for_families_that_are_not_known_to
         plan("qwen3-235b-a22b", engine=engine, parallel=Parallel(**parallel))
 
 
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_more_replicas_than_ranks_are_refused_in_our_words(engine):
+    with pytest.raises(UsageError) as error:
+        plan("glm-5.2", engine=engine, parallel=Parallel(tp=8, dp_attention=16))
+    assert error.value.message == (
+        f"{engine} cannot split glm-5.2 (FP8) with --tp 8 --dp-attention 16: 16 attention replicas do not divide TP 8"
+    )
+    with pytest.raises(AssertionError):
+        _ = Parallel(tp=8, dp_attention=16).attention_tp
+
+
+def test_the_split_is_checked_before_it_is_used():
+    def fail():
+        raise AssertionError
+
+    unread = replace(model("glm-5.2"), read_stored=fail)
+    for parallel in (Parallel(tp=8, ep=3), Parallel(tp=8, dp_attention=3), Parallel(tp=7)):
+        with pytest.raises(UsageError, match="cannot split"):
+            decide(unread, MemoryRequest(gpu=GPUS["h200"], parallel=parallel))
+
+
+def test_the_verdict_on_the_split_is_kept():
+    assert serving("glm-5.2").split.status == "ok"
+    assert serving("qwen3-235b-a22b").split.status == "unknown"
+
+
 @pytest.mark.parametrize("size", ["tp", "ep", "pp", "dp_attention", "dcp"])
 def test_sizes_below_one_are_refused(size):
     with pytest.raises(UsageError, match="0 is no size; give one from 1 to 4096"):
@@ -90,7 +118,7 @@ def test_sizes_below_one_are_refused(size):
 )
 def test_allowed(name, parallel, request_, kernels):
     request = MemoryRequest(gpu=GPUS["h200"], parallel=Parallel(**parallel), **request_)
-    split = check_split(model(name), request, request.scheme or model(name).scheme)
+    split = decide(model(name), request).split
     assert (split.status, split.kernels) == ("ok", kernels)
     assert plan(name, parallel=request.parallel, **request_).stages
 

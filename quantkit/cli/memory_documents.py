@@ -27,6 +27,7 @@ def plan_document(plan: MemoryPlan) -> dict[str, Any]:
         "storage": asdict(plan.scheme),
         "with_mtp": request.with_mtp,
         "engine": request.engine,
+        "engine_title": RULES[request.engine].title,
         "engine_version": ENGINE_VERSIONS[request.engine],
         "role": request.role,
         "gpu": {

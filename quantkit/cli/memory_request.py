@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quantkit.engines.parallel import ENGINES, Parallel
+from quantkit.engines.parallel import DEFAULT_ENGINE, ENGINES, EngineName, Parallel
 from quantkit.errors import QuantkitError, UsageError
 from quantkit.memory.check import Comparison, compare_with_log, model_of_log, plan_of_log
 from quantkit.memory.engine_log import read_engine_log
@@ -82,13 +82,13 @@ def in_our_words(options: MemoryOptions) -> MemoryOptions:
 def request_of(options: MemoryOptions, model: Model, scheme: str | None) -> MemoryRequest:
     """A request; ``scheme`` is one word of --scheme or --compare. Raises UsageError for words that are not known."""
     _check_words(options)
-    engine = next(name for name in ENGINES if name == (options.engine or "sglang"))
+    engine = _engine_of(options)
     return MemoryRequest(
         gpu=gpu_named(options.gpu or DEFAULT_GPU, total_gib=options.gpu_gib),
         engine=engine,
         parallel=parallel_of(options),
         scheme=scheme_of_words(options, model, scheme),
-        fraction=options.mem_fraction_static if engine == "sglang" else options.gpu_memory_utilization,
+        fraction=_fraction_of(options, engine),
         kv_dtype=None if options.kv_dtype is None else KvDtype(options.kv_dtype),
         kv_layout=None if options.kv_layout is None else KvLayout(options.kv_layout),
         role=next(role for role in POOL_ROLES if role == (options.role or "both")),
@@ -98,6 +98,18 @@ def request_of(options: MemoryOptions, model: Model, scheme: str | None) -> Memo
         concurrency=options.concurrency,
         max_running_requests=options.max_running_requests,
     )
+
+
+def _engine_of(options: MemoryOptions) -> EngineName:
+    return next(name for name in ENGINES if name == (options.engine or DEFAULT_ENGINE))
+
+
+def _fraction_of(options: MemoryOptions, engine: EngineName) -> float | None:
+    """By the name that the engine has for it."""
+    return {
+        "--mem-fraction-static": options.mem_fraction_static,
+        "--gpu-memory-utilization": options.gpu_memory_utilization,
+    }[RULES[engine].fraction_option]
 
 
 def parallel_of(options: MemoryOptions) -> Parallel:
@@ -206,15 +218,15 @@ def _check_words(options: MemoryOptions) -> None:
     for option, count in counts.items():
         if count is not None and not 1 <= count <= 10**9:
             raise UsageError(f"{option} {count} is no count", remedy="give a number from 1")
-    engine = next(name for name in ENGINES if name == (options.engine or "sglang"))
+    engine = _engine_of(options)
     if options.role not in (None, "both") and not RULES[engine].has_pool_roles:
         raise UsageError(f"--role is not known for {engine}", remedy="leave --role out")
-    fractions = {"sglang": options.mem_fraction_static, "vllm": options.gpu_memory_utilization}
     for other in ENGINES:
-        if other != engine and fractions[other] is not None:
+        if other != engine and _fraction_of(options, other) is not None:
             raise UsageError(f"{RULES[other].fraction_option} is an option of {other}", remedy=f"add --engine {other}")
-    fraction = fractions[engine]
+    fraction = _fraction_of(options, engine)
     if fraction is not None and not 0 < fraction <= 1:
         raise UsageError(f"{RULES[engine].fraction_option} {fraction:g} is no share of a GPU", remedy="give 0.88, say")
-    if engine == "vllm" and options.max_running_requests is not None:
-        raise UsageError("--max-running-requests is an option of sglang", remedy="add --engine sglang")
+    if options.max_running_requests is not None and not RULES[engine].takes_max_running_requests:
+        taker = next(name for name in ENGINES if RULES[name].takes_max_running_requests)
+        raise UsageError(f"--max-running-requests is an option of {taker}", remedy=f"add --engine {taker}")

@@ -8,6 +8,7 @@ from typing import Literal
 
 EngineName = Literal["sglang", "vllm"]
 ENGINES: tuple[EngineName, ...] = ("sglang", "vllm")
+DEFAULT_ENGINE: EngineName = "sglang"
 ENGINE_VERSIONS: dict[EngineName, str] = {"sglang": "0.5.23", "vllm": "0.33.0"}
 MOST_GPUS = 4096
 

@@ -104,7 +104,7 @@ def request_of_log(log: EngineLog, request: MemoryRequest, given: frozenset[str]
         found = replace(found, context=int(values["context"]))
     # the number is a replica's where the server chose it, and the server's where it was told
     is_told = "max_running_requests" in values and found.parallel.dp_attention == 1
-    if is_told and log.engine == "sglang":
+    if is_told and RULES[log.engine].takes_max_running_requests:
         found = replace(found, max_running_requests=int(values["max_running_requests"]))
     return replace(
         found,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from quantkit.engines.parallel import EngineName, Parallel, Shares
+from quantkit.engines.parallel import DEFAULT_ENGINE, EngineName, Parallel, Shares
 from quantkit.engines.tensor_parallel import TpVerdict
 from quantkit.families.config_values import integer
 from quantkit.families.kv_shape import KvShape, LatentKv
@@ -23,7 +23,7 @@ class MemoryRequest:
     """
 
     gpu: Gpu
-    engine: EngineName = "sglang"
+    engine: EngineName = DEFAULT_ENGINE
     parallel: Parallel = field(default_factory=Parallel)
     scheme: Scheme | None = None
     fraction: float | None = None

@@ -7,7 +7,6 @@ from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.plan import GIB, StagePlan, Verdict
 from quantkit.memory.serving import Serving
 
-_LARGEST_PAGE = 64
 Finding = tuple[Verdict, str]
 
 
@@ -30,15 +29,15 @@ def judge(
 
 def _fraction_remedy(serving: Serving, stages: Sequence[StagePlan], rules: EngineRules) -> str:
     """The fraction from which every stage holds what is asked for, in words; nothing where no fraction does."""
-    fractions = [_smallest_fraction(serving, stage) for stage in stages]
-    if None in fractions or serving.gpu.architecture.is_amd:  # AMD's kernels scale what is given
+    fractions = [_smallest_fraction(serving, stage, rules.page_tokens(serving)) for stage in stages]
+    if None in fractions or any(stage.budget.scales_fraction for stage in stages):
         return ""
     smallest = max(fraction for fraction in fractions if fraction is not None)
     return f"; from {rules.fraction_option} {smallest:.3f} on it holds"
 
 
-def _smallest_fraction(serving: Serving, stage: StagePlan) -> float | None:
-    needed_tokens = -(-serving.demand.tokens // _LARGEST_PAGE) * _LARGEST_PAGE
+def _smallest_fraction(serving: Serving, stage: StagePlan, page_tokens: int) -> float | None:
+    needed_tokens = -(-serving.demand.tokens // page_tokens) * page_tokens
     needed_gib = needed_tokens * float(stage.cell.num_bytes) / GIB
     budget = stage.budget
     # what weights and pool may take grows with the fraction, all else stays

@@ -176,7 +176,7 @@ def test_without_replicas_nothing_is_said_of_them():
 def test_words_that_depend_on_what_was_asked():
     document = document_of("plan")
     document["demand"]["tokens"] = 0
-    document["role"], document["with_mtp"], document["engine"] = "decode", True, "vllm"
+    document["role"], document["with_mtp"], document["engine_title"] = "decode", True, "vLLM"
     document["budget"]["is_default_fraction"] = False
     document["budget"]["fraction"] = 0.8
     text = Reader(memory_page(document)).text

@@ -59,6 +59,33 @@ def test_a_fraction_that_is_too_small_names_the_one_that_holds():
     assert plan("glm-5.2", kv_dtype=FP8, fraction=smallest - 0.001, context=131_072).verdict is Verdict.DOES_NOT_FIT
 
 
+@pytest.mark.parametrize(
+    ("name", "request_", "is_told"),
+    [
+        ("glm-5.2", {"engine": "sglang", "gpu": "mi355x"}, True),  # sparse attention has kernels of its own
+        ("glm-4.5", {"engine": "vllm", "gpu": "mi355x"}, True),
+        ("glm-4.5", {"engine": "sglang", "gpu": "mi355x"}, False),  # its kernels scale what is given
+        ("glm-4.5", {"engine": "sglang", "gpu": "mi355x", "is_fraction_final": True}, False),
+        ("glm-4.5", {"engine": "sglang", "gpu": "h200"}, True),
+    ],
+)
+def test_the_fraction_that_holds_is_told_where_the_engine_takes_it_as_given(name, request_, is_told):
+    made = plan(name, fraction=0.3, context=131_072, concurrency=1, **request_)
+    assert made.verdict is Verdict.DOES_NOT_FIT
+    assert made.stages[0].budget.scales_fraction is not is_told
+    assert all(("on it holds" in reason) is is_told for reason in made.reasons)
+
+
+def test_the_fraction_that_holds_counts_the_engines_own_pages():
+    """vLLM's pages of KV heads are 16 tokens: with 64 the fraction would be 0.723."""
+
+    def of(fraction):
+        return plan("glm-4.5", engine="vllm", fraction=fraction, context=241, concurrency=1000)
+
+    assert all(reason.endswith("; from --gpu-memory-utilization 0.722 on it holds") for reason in of(0.6).reasons)
+    assert of(0.722).num_tokens[1] >= 241_000 > of(0.721).num_tokens[1]
+
+
 def test_a_fraction_that_leaves_too_little_for_the_overhead():
     made = plan("glm-5.2", kv_dtype=FP8, context=131_072, fraction=0.98)
     assert made.verdict is Verdict.DOES_NOT_FIT

@@ -97,7 +97,7 @@ def _assumptions(serving: Serving, num_tokens: int) -> tuple[str, ...]:
         f"{request.engine} {ENGINE_VERSIONS[request.engine]}, with its defaults where no option says otherwise",
         f"{request.gpu.context_gib:.1f} GiB of {request.gpu.title} are gone before the model loads (context and NCCL)",
     ]
-    told += model.read_remarks()
+    told += model.remarks
     told += _unevenness(serving)
     if serving.split.status == "unknown":
         told.append(f"{serving.split.reason}: split like the others of its kind")

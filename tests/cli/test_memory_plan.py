@@ -663,7 +663,8 @@ def test_help_imports_nothing_heavy(tmp_path):
 
 
 def test_a_plan_of_119_thousand_tensors_imports_nothing_heavy(tmp_path):
-    assert sum(group.count for group in read_once("glm-5.2").read_stored()) == 118_629
+    glm = read_once("glm-5.2")
+    assert sum(group.count for group in glm.tensors(glm.scheme)) == 118_629
     result = imported("glm-5.2 --to int4 --html page.html", tmp_path)
     assert result.code == 0
     assert result.cells("all")[2] == "54.36"

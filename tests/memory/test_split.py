@@ -1,13 +1,12 @@
 """Splits that engines refuse: the rule, the number, the legal sizes."""
 
-from dataclasses import replace
-
 import pytest
 
 from quantkit.engines.parallel import Parallel, stage_layers
 from quantkit.errors import UsageError
 from quantkit.memory.gpus import GPUS
 from quantkit.memory.make import decide
+from quantkit.memory.model import Model
 from quantkit.memory.scheme import Scheme
 from quantkit.memory.serving import MemoryRequest
 from tests.memory.plans import FP8, INT4, INT4_FP8, model, plan, serving
@@ -84,14 +83,14 @@ def test_more_replicas_than_ranks_are_refused_in_our_words(engine):
         _ = Parallel(tp=8, dp_attention=16).attention_tp
 
 
-def test_the_split_is_checked_before_it_is_used():
-    def fail():
+def test_the_split_is_checked_before_it_is_used(monkeypatch):
+    def fail(model, scheme):
         raise AssertionError
 
-    unread = replace(model("glm-5.2"), read_stored=fail)
+    monkeypatch.setattr(Model, "tensors", fail)
     for parallel in (Parallel(tp=8, ep=3), Parallel(tp=8, dp_attention=3), Parallel(tp=7)):
         with pytest.raises(UsageError, match="cannot split"):
-            decide(unread, MemoryRequest(gpu=GPUS["h200"], parallel=parallel))
+            decide(model("glm-5.2"), MemoryRequest(gpu=GPUS["h200"], parallel=parallel))
 
 
 def test_the_verdict_on_the_split_is_kept():

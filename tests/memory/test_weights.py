@@ -90,8 +90,8 @@ def test_headers_and_config_give_the_same_groups(name):
     config = published_config(name)
     read = model_from_checkpoint(name, assumed_checkpoint(config, Path("config.json")), weights_from="headers")
     promised = model(name)
-    assert set(read.read_stored()) == set(promised.read_stored())
-    assert sum(group.count for group in read.read_stored()) == len(assumed_checkpoint(config, Path("c")).tensors)
+    assert set(read.tensors(read.scheme)) == set(promised.tensors(promised.scheme))
+    assert sum(group.count for group in read.tensors(read.scheme)) == len(assumed_checkpoint(config, Path("c")).tensors)
 
 
 @pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
@@ -100,7 +100,7 @@ def test_real_headers_and_config_agree(model_type, tmp_path):
     checkpoint = open_checkpoint(source.directory)
     read = model_from_checkpoint("tiny", checkpoint, weights_from="headers")
     promised = model_from_config("tiny", json.loads((source.directory / "config.json").read_text()), weights_from="c")
-    assert set(read.read_stored()) == set(promised.read_stored())
+    assert set(read.tensors(read.scheme)) == set(promised.tensors(promised.scheme))
     int4 = Scheme(experts="int4", rest="bf16", group_size=32)
     assert set(read.tensors(int4)) == set(promised.tensors(int4))
 
@@ -200,8 +200,9 @@ def test_a_tensor_that_the_family_does_not_have_is_refused(tmp_path):
     name = "model.layers.0.mystery.weight"
     stored = dataclasses.replace(next(iter(checkpoint.tensors.values())), name=name)
     strange = dataclasses.replace(checkpoint, tensors={**checkpoint.tensors, name: stored})
+    read = model_from_checkpoint("tiny", strange, weights_from="headers")
     with pytest.raises(SourceError, match="is no tensor of the family") as error:
-        model_from_checkpoint("tiny", strange, weights_from="headers").read_stored()
+        read.tensors(read.scheme)
     assert error.value.tensor == name
 
 

@@ -10,7 +10,7 @@ from quantkit.errors import QuantkitError, UsageError
 from quantkit.memory.check import Comparison, compare_with_log, model_of_log, plan_of_log
 from quantkit.memory.engine_log import read_engine_log
 from quantkit.memory.gpus import DEFAULT_GPU, gpu_named
-from quantkit.memory.kv_format import POOL_ROLES, KvDtype, KvLayout
+from quantkit.memory.kv_format import KV_DTYPE_WORDS, POOL_ROLES, KvDtype, KvLayout
 from quantkit.memory.make import make_memory_plan
 from quantkit.memory.model import Model
 from quantkit.memory.plan import MemoryPlan
@@ -59,14 +59,11 @@ class OverviewRow:
     problem: str = ""
 
 
-_ALIASES = {"fp8_e4m3": "fp8", "fp8_ds_mla": "fp8", "bfloat16": "bf16"}
-
-
-def in_our_words(options: MemoryOptions) -> MemoryOptions:
-    """Words in lower case, and the engines' names of KV dtypes as ours."""
+def in_lower_case(options: MemoryOptions) -> MemoryOptions:
+    """Words in lower case."""
 
     def lower(word: str | None) -> str | None:
-        return None if word is None else _ALIASES.get(word.lower(), word.lower())
+        return None if word is None else word.lower()
 
     return replace(
         options,
@@ -83,14 +80,15 @@ def request_of(options: MemoryOptions, model: Model, scheme: str | None) -> Memo
     """A request; ``scheme`` is one word of --scheme or --compare. Raises UsageError for words that are not known."""
     _check_words(options)
     engine = _engine_of(options)
+    kv_dtype, kv_layout = _kv_of(options)
     return MemoryRequest(
         gpu=gpu_named(options.gpu or DEFAULT_GPU, total_gib=options.gpu_gib),
         engine=engine,
         parallel=parallel_of(options),
         scheme=scheme_of_words(options, model, scheme),
         fraction=_fraction_of(options, engine),
-        kv_dtype=None if options.kv_dtype is None else KvDtype(options.kv_dtype),
-        kv_layout=None if options.kv_layout is None else KvLayout(options.kv_layout),
+        kv_dtype=kv_dtype,
+        kv_layout=kv_layout,
         role=next(role for role in POOL_ROLES if role == (options.role or "both")),
         with_mtp=options.with_mtp,
         is_eager=options.enforce_eager,
@@ -110,6 +108,18 @@ def _fraction_of(options: MemoryOptions, engine: EngineName) -> float | None:
         "--mem-fraction-static": options.mem_fraction_static,
         "--gpu-memory-utilization": options.gpu_memory_utilization,
     }[RULES[engine].fraction_option]
+
+
+def _kv_of(options: MemoryOptions) -> tuple[KvDtype | None, KvLayout | None]:
+    """A dtype's word may tell the layout too."""
+    dtype, layout = (None, None) if options.kv_dtype is None else KV_DTYPE_WORDS[options.kv_dtype]
+    given = None if options.kv_layout is None else KvLayout(options.kv_layout)
+    if layout is not None and given not in (None, layout):
+        raise UsageError(
+            f"--kv-dtype {options.kv_dtype} has {layout} rows, --kv-layout says {given}",
+            remedy="leave --kv-layout out",
+        )
+    return dtype, given or layout
 
 
 def parallel_of(options: MemoryOptions) -> Parallel:
@@ -203,7 +213,7 @@ def _check_words(options: MemoryOptions) -> None:
         "--rest": (options.rest, ("bf16", "fp8")),
         "--engine": (options.engine, ENGINES),
         "--role": (options.role, POOL_ROLES),
-        "--kv-dtype": (options.kv_dtype, tuple(KvDtype)),
+        "--kv-dtype": (options.kv_dtype, tuple(KV_DTYPE_WORDS)),
         "--kv-layout": (options.kv_layout, tuple(KvLayout)),
         "--group-size": (options.group_size, GROUP_SIZES),
     }

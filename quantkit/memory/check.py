@@ -10,24 +10,12 @@ from quantkit.errors import SourceError, UsageError
 from quantkit.memory.engine_log import EngineLog
 from quantkit.memory.engine_log_lines import KEYS
 from quantkit.memory.gpus import Gpu
-from quantkit.memory.kv_format import POOL_ROLES, KvDtype
+from quantkit.memory.kv_format import KV_DTYPE_WORDS, POOL_ROLES, KvDtype, KvLayout
 from quantkit.memory.make import make_memory_plan
 from quantkit.memory.model import Model
 from quantkit.memory.plan import GIB, MemoryPlan
 from quantkit.memory.rules import RULES
 from quantkit.memory.serving import MemoryRequest
-
-# by a part of the name; what the engine chooses is none, and what is not here is not planned
-_KV_DTYPES = {
-    "auto": None,
-    "bf16": KvDtype.BF16,
-    "bfloat16": KvDtype.BF16,
-    "float16": KvDtype.BF16,
-    "half": KvDtype.BF16,
-    "fp8": KvDtype.FP8,
-    "e4m3": KvDtype.FP8,
-    "e5m2": KvDtype.FP8,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +94,11 @@ def request_of_log(log: EngineLog, request: MemoryRequest, given: frozenset[str]
     is_told = "max_running_requests" in values and found.parallel.dp_attention == 1
     if is_told and RULES[log.engine].takes_max_running_requests:
         found = replace(found, max_running_requests=int(values["max_running_requests"]))
+    if "kv_dtype" in values:
+        dtype, layout = _logged_kv_dtype(log)
+        found = replace(found, kv_dtype=dtype, kv_layout=found.kv_layout or layout)
     return replace(
         found,
-        kv_dtype=_logged_kv_dtype(log) if "kv_dtype" in values else found.kv_dtype,
         role=next((role for role in POOL_ROLES if role == values.get("role")), found.role),
         with_mtp=found.with_mtp or _has_draft_layer(str(values.get("speculation", ""))),
         is_eager=found.is_eager or "is_eager" in values,
@@ -124,12 +114,11 @@ def _logged_sizes(engine: EngineName, values: Mapping[str, float | int | str], p
     return replace(found, ep=found.tp) if "is_expert_parallel" in values else found
 
 
-def _logged_kv_dtype(log: EngineLog) -> KvDtype | None:
-    name = str(log.values["kv_dtype"].value).lower()
-    for word, dtype in _KV_DTYPES.items():
-        if word in name:
-            return dtype
-    _fail(log, "kv_dtype", f"the KV dtype {name} is none that is planned", "give --kv-dtype bf16 or fp8")
+def _logged_kv_dtype(log: EngineLog) -> tuple[KvDtype | None, KvLayout | None]:
+    name = str(log.values["kv_dtype"].value).lower().removeprefix("torch.")
+    if name not in KV_DTYPE_WORDS:
+        _fail(log, "kv_dtype", f"the KV dtype {name} is none that is planned", "give --kv-dtype bf16 or fp8")
+    return KV_DTYPE_WORDS[name]
 
 
 def _fail(log: EngineLog, key: str, message: str, remedy: str) -> NoReturn:

@@ -193,6 +193,24 @@ def test_both_names_of_mtp_are_one():
     assert "\n  mtp" not in without.out
 
 
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        ("--kv-dtype BFloat16", "--kv-dtype bf16"),
+        ("--kv-dtype half", "--kv-dtype bf16"),
+        ("--kv-dtype auto", ""),
+        ("--kv-dtype fp8_e5m2", "--kv-dtype fp8"),
+        ("--kv-dtype float8_e4m3fn", "--kv-dtype fp8"),
+        (
+            "--engine vllm --gpu b200 --kv-dtype fp8_ds_mla",
+            "--engine vllm --gpu b200 --kv-dtype fp8 --kv-layout packed",
+        ),
+    ],
+)
+def test_kv_dtypes_by_the_words_of_engines_and_of_torch(words, same):
+    assert run(f"glm-5.2 --context 4096 {words}") == run(f"glm-5.2 --context 4096 {same}")
+
+
 def test_words_of_the_engines_and_capitals_are_understood():
     assert run("glm-5.2 --engine SGLang --gpu H200 --to INT4 --kv-dtype fp8_e4m3 --kv-layout Packed --role Both") == (
         run("glm-5.2 --to int4 --kv-dtype fp8 --kv-layout packed")
@@ -503,6 +521,14 @@ BAD = [
     ("glm-5.2 --engine tgi", 2, ["--engine tgi is not known", "choose sglang, vllm"]),
     ("glm-5.2 --role encode", 2, ["--role encode is not known", "choose both, prefill, decode"]),
     ("glm-5.2 --kv-dtype int8", 2, ["--kv-dtype int8 is not known", "choose bf16, fp8"]),
+    ("glm-5.2 --kv-dtype fp8_per_token_head", 2, ["--kv-dtype fp8_per_token_head is not known", "choose bf16, fp8"]),
+    (
+        "glm-5.2 --kv-dtype fp8_ds_mla --kv-layout raw",
+        2,
+        ["has packed rows, --kv-layout says raw", "leave --kv-layout"],
+    ),
+    ("glm-4.7 --kv-dtype fp8_ds_mla", 2, ["sparse attention", "give --kv-dtype fp8 for fp8_ds_mla"]),
+    ("glm-5.2 --to bfloat16", 2, ["--scheme bfloat16 is not known", "choose fp8, bf16, int4"]),
     ("glm-5.2 --kv-layout odd", 2, ["--kv-layout odd is not known", "choose raw, packed"]),
     ("glm-5.2 --to int4 --rest int4", 2, ["--rest int4 is not known", "choose bf16, fp8"]),
     ("glm-5.2 --to int4 --group-size 48", 2, ["--group-size 48 is not known", "choose 32, 64, 128"]),

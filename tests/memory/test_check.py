@@ -275,11 +275,28 @@ def test_kv_dtypes_by_the_words_of_sglang(logged, expected, read):
 
 @pytest.mark.parametrize(
     ("logged", "expected"),
-    [("auto", None), ("bfloat16", KvDtype.BF16), ("fp8", KvDtype.FP8), ("fp8_e5m2", KvDtype.FP8)],
+    [
+        ("auto", None),
+        ("bfloat16", KvDtype.BF16),
+        ("torch.bfloat16", KvDtype.BF16),
+        ("fp8", KvDtype.FP8),
+        ("fp8_e5m2", KvDtype.FP8),
+    ],
 )
 def test_kv_dtypes_by_the_words_of_vllm(logged, expected, read):
     log = read(VLLM.replace("kv_cache_dtype=fp8_e4m3", f"kv_cache_dtype={logged}"))
     assert request_of_log(log, MemoryRequest(gpu=H200), frozenset()).kv_dtype == expected
+
+
+def test_the_packed_layout_is_told_by_its_word(read):
+    log = read(VLLM.replace("kv_cache_dtype=fp8_e4m3", "kv_cache_dtype=fp8_ds_mla"))
+    for request, given, expected in (
+        ({}, (), (KvDtype.FP8, KvLayout.PACKED)),
+        ({"kv_layout": KvLayout.RAW}, (), (KvDtype.FP8, KvLayout.RAW)),
+        ({"kv_dtype": KvDtype.FP8}, ("kv_dtype",), (KvDtype.FP8, None)),
+    ):
+        found = request_of_log(log, MemoryRequest(gpu=GPUS["b200"], **request), frozenset(given))
+        assert (found.kv_dtype, found.kv_layout) == expected
 
 
 def test_the_log_of_another_engine_is_refused_where_one_is_given(read):
@@ -443,7 +460,7 @@ def test_e5m2_is_fp8_too(read):
     assert request_of_log(read(text), MemoryRequest(gpu=H200), frozenset()).kv_dtype is KvDtype.FP8
 
 
-@pytest.mark.parametrize("dtype", ["nvfp4", "int8_per_token_head"])
+@pytest.mark.parametrize("dtype", ["nvfp4", "int8_per_token_head", "fp8_per_token_head"])
 def test_a_kv_dtype_that_is_not_planned_is_no_other(dtype, read):
     log = read(VLLM.replace("kv_cache_dtype=fp8_e4m3", f"kv_cache_dtype={dtype}"))
     with pytest.raises(SourceError, match=f"line 4: the KV dtype {dtype} is none that is planned") as caught:

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.engines.parallel import EngineName, Parallel
+from quantkit.memory.budget import GIB
 from quantkit.memory.gpus import DEFAULT_GPU, gpu_named
 from quantkit.memory.kv_format import KvDtype, KvLayout
 from quantkit.memory.make import make_memory_plan
 from quantkit.memory.model import Model, model_from_config
-from quantkit.memory.plan import GIB, MemoryPlan
+from quantkit.memory.plan import MemoryPlan
 from quantkit.memory.scheme import Scheme
 from quantkit.memory.serving import MemoryRequest
 from quantkit.recipe_files import recipe_config, recipe_paths

@@ -7,9 +7,9 @@ from typing import Any
 from quantkit.cli.document import head
 from quantkit.cli.memory_request import CheckedPlan, OverviewRow
 from quantkit.engines.parallel import ENGINE_VERSIONS
-from quantkit.memory.budget import Band
+from quantkit.memory.budget import GIB, Band
 from quantkit.memory.check import Comparison, doubts
-from quantkit.memory.plan import GIB, MemoryPlan, StagePlan
+from quantkit.memory.plan import MemoryPlan, StagePlan
 from quantkit.memory.rules import RULES
 
 _COMPARED = ("weights_gib", "kv_pool_gib", "kv_tokens", "requests_at_context", "overhead_gib", "load_peak_gib")
@@ -65,7 +65,7 @@ def plan_document(plan: MemoryPlan) -> dict[str, Any]:
             "tokens": plan.demand.tokens,
         },
         "ranks": [rank_document(plan, rank, stage) for rank, stage in plan.ranks],
-        "kv_tokens": plan.num_tokens[1],
+        "kv_tokens": plan.num_tokens.mid,
         "requests_at_context": plan.requests_at_context,
         "verdict": plan.verdict.value,
         "reasons": list(plan.reasons),

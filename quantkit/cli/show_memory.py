@@ -19,7 +19,7 @@ from quantkit.cli.memory_request import (
 )
 from quantkit.engines.parallel import ENGINE_VERSIONS
 from quantkit.errors import ResourceError, UsageError
-from quantkit.memory.budget import Band
+from quantkit.memory.budget import GIB, Band
 from quantkit.memory.check import Comparison, doubts
 from quantkit.memory.plan import MemoryPlan, StagePlan, Verdict
 from quantkit.memory.resolve import resolve_model
@@ -150,7 +150,7 @@ def _weight_rows(stage: StagePlan) -> list[list[str]]:
 
 
 def _gib(num_bytes: int) -> str:
-    return "<0.01" if 0 < num_bytes < 2**30 / 200 else f"{num_bytes / 2**30:.2f}"
+    return "<0.01" if 0 < num_bytes < GIB / 200 else f"{num_bytes / GIB:.2f}"
 
 
 def _memory_rows(plan: MemoryPlan, stage: StagePlan) -> list[list[str]]:
@@ -200,7 +200,7 @@ def _on_all_replicas(plan: MemoryPlan) -> str:
     replicas = plan.request.parallel.dp_attention
     if replicas == 1:
         return ""
-    tokens = plan.num_tokens[1] * replicas
+    tokens = plan.num_tokens.mid * replicas
     return f" on a replica; {plan.requests_at_context:,} on all {replicas}, {tokens:,} tokens in all"
 
 
@@ -268,7 +268,7 @@ def _show_overview(rows: Sequence[OverviewRow], output: MemoryOutput) -> None:
                 cells += ["-", "-", "-"]
                 continue
             stage = plan.tightest
-            cells += [f"{stage.weights_gib:.2f}", f"{plan.num_tokens[1]:,}", plan.verdict.value]
+            cells += [f"{stage.weights_gib:.2f}", f"{plan.num_tokens.mid:,}", plan.verdict.value]
         cell = next((plan.stages[0].cell for plan in (row.int4, row.published) if plan is not None), None)
         table.append([*cells, "-" if cell is None else f"{float(cell.num_bytes):,.10g} B"])
     plan = next((plan for row in rows for plan in (row.int4, row.published) if plan is not None), None)

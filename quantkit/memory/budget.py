@@ -5,12 +5,13 @@ Overhead is no formula: it is a band with its source.
 
 from dataclasses import dataclass
 
+GIB = 2**30  # bytes
 MIB_PER_GIB = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """GiB at best, expected, at worst."""
+    """Least, expected, most GiB; which end is bad depends on what it is."""
 
     low: float
     mid: float

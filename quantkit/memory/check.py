@@ -7,13 +7,14 @@ from typing import NoReturn
 
 from quantkit.engines.parallel import EngineName, Parallel
 from quantkit.errors import SourceError, UsageError
+from quantkit.memory.budget import GIB
 from quantkit.memory.engine_log import EngineLog
 from quantkit.memory.engine_log_lines import KEYS
 from quantkit.memory.gpus import Gpu
 from quantkit.memory.kv_format import KV_DTYPE_WORDS, POOL_ROLES, KvDtype, KvLayout
 from quantkit.memory.make import make_memory_plan
 from quantkit.memory.model import Model
-from quantkit.memory.plan import GIB, MemoryPlan
+from quantkit.memory.plan import MemoryPlan
 from quantkit.memory.rules import RULES
 from quantkit.memory.serving import MemoryRequest
 
@@ -153,7 +154,7 @@ def _planned(plan: MemoryPlan) -> Iterator[tuple[str, str, str, float | None]]:
     yield "free_before_load_gib", "free before loading", "GiB", gpu.free_before_load_gib
     yield "free_after_load_gib", "free after loading", "GiB", gpu.free_before_load_gib - stage.loaded.mid
     yield "kv_pool_gib", "KV pool", "GiB", stage.budget.pool.mid
-    yield "kv_tokens", "KV tokens", "tokens", plan.num_tokens[1] / _rows_per_token(plan)
+    yield "kv_tokens", "KV tokens", "tokens", plan.num_tokens.mid / _rows_per_token(plan)
     yield "fraction", "fraction", "", stage.budget.fraction
     yield "graph_gib", "CUDA graphs", "GiB", None
 

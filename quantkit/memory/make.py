@@ -9,7 +9,7 @@ from quantkit.memory.advice import advise
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.kv_choice import choose_format
 from quantkit.memory.model import Model
-from quantkit.memory.plan import MemoryPlan, Verdict
+from quantkit.memory.plan import MemoryPlan, Tokens, Verdict
 from quantkit.memory.rules import RULES
 from quantkit.memory.serving import Demand, MemoryRequest, Serving
 from quantkit.memory.split import check_sizes, check_split, shares, stages
@@ -52,8 +52,8 @@ def make_memory_plan(model: Model, request: MemoryRequest, *, with_advice: bool 
     rules = RULES[request.engine]
     serving = decide(model, request)
     planned = tuple(plan_stage(serving, stage, rules) for stage in stages(model, request, rules))
-    low, mid, high = (min(stage.num_tokens[index] for stage in planned) for index in range(3))
-    verdict, reasons = judge(serving, planned, (low, mid, high), rules)
+    num_tokens = Tokens(*(min(ends) for ends in zip(*(stage.num_tokens for stage in planned), strict=True)))
+    verdict, reasons = judge(serving, planned, num_tokens, rules)
     plan = MemoryPlan(
         model=model.name,
         family=model.family.name,
@@ -63,11 +63,11 @@ def make_memory_plan(model: Model, request: MemoryRequest, *, with_advice: bool 
         kv_format=serving.kv_format,
         demand=serving.demand,
         stages=planned,
-        num_tokens=(low, mid, high),
+        num_tokens=num_tokens,
         verdict=verdict,
         reasons=reasons,
         advice=(),
-        assumptions=_assumptions(serving, mid),
+        assumptions=_assumptions(serving, num_tokens.mid),
     )
     if with_advice and verdict is not Verdict.FITS:
         return replace(plan, advice=advise(model, plan, make_memory_plan))

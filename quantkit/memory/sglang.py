@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from quantkit.errors import UsageError
 from quantkit.families.kv_shape import KvShape
-from quantkit.memory.budget import MIB_PER_GIB, Band, Budget
+from quantkit.memory.budget import GIB, MIB_PER_GIB, Band, Budget
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.gpus import Architecture
 from quantkit.memory.kv_format import KvDtype, KvLayout
@@ -65,8 +65,8 @@ def _budget(serving: Serving, loaded: Band, cell_bytes: float) -> Budget:
         fraction *= _AITER_FACTOR  # of a given fraction too
     static_gib = free_gib * fraction - (_MULTIMODAL_GIB if _vision_complexity(serving) else 0.0)
     pool = loaded.rest_of(static_gib)
-    num_requests = running_requests(serving, int(max(pool.mid, 0) * 2**30 / cell_bytes))
-    table_gib = (num_requests + 1) * demand.context * _TABLE_ENTRY_BYTES / 2**30
+    num_requests = running_requests(serving, int(max(pool.mid, 0) * GIB / cell_bytes))
+    table_gib = (num_requests + 1) * demand.context * _TABLE_ENTRY_BYTES / GIB
     has_graphs = request.role != "prefill" and not request.is_eager
     least = f"the decode graphs that were logged ({_DECODE_GRAPHS_GIB} GiB to batch 32)" if has_graphs else "that"
     low = table_gib + (_DECODE_GRAPHS_GIB if has_graphs else 0)

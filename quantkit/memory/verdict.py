@@ -3,15 +3,16 @@
 import math
 from collections.abc import Sequence
 
+from quantkit.memory.budget import GIB
 from quantkit.memory.engine_rules import EngineRules
-from quantkit.memory.plan import GIB, StagePlan, Verdict
+from quantkit.memory.plan import StagePlan, Tokens, Verdict
 from quantkit.memory.serving import Serving
 
 Finding = tuple[Verdict, str]
 
 
 def judge(
-    serving: Serving, stages: Sequence[StagePlan], num_tokens: tuple[int, int, int], rules: EngineRules
+    serving: Serving, stages: Sequence[StagePlan], num_tokens: Tokens, rules: EngineRules
 ) -> tuple[Verdict, tuple[str, ...]]:
     """The worst finding decides; its likes are the reasons, or what fits is."""
     remedy = _fraction_remedy(serving, stages, rules)
@@ -81,7 +82,7 @@ def _stage_findings(serving: Serving, stage: StagePlan, rules: EngineRules, wher
 
 
 def _demand_findings(
-    serving: Serving, stages: Sequence[StagePlan], num_tokens: tuple[int, int, int], remedy: str, rules: EngineRules
+    serving: Serving, stages: Sequence[StagePlan], num_tokens: Tokens, remedy: str, rules: EngineRules
 ) -> list[Finding]:
     wanted, (low, mid, _) = serving.demand.tokens, num_tokens
     if not wanted and mid < serving.demand.context:
@@ -114,7 +115,7 @@ def _start_findings(serving: Serving, stages: Sequence[StagePlan], rules: Engine
     return [(Verdict.DOES_NOT_FIT, text)]
 
 
-def _what_fits(serving: Serving, num_tokens: tuple[int, int, int]) -> str:
+def _what_fits(serving: Serving, num_tokens: Tokens) -> str:
     low, mid, high = num_tokens
     demand = serving.demand
     band = "" if low == high else f" ({low:,} to {high:,})"

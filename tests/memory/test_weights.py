@@ -9,9 +9,9 @@ import pytest
 from quantkit.checkpoint.source import open_checkpoint
 from quantkit.engines.parallel import Parallel
 from quantkit.errors import RecipeError, SourceError, UsageError
+from quantkit.memory.budget import GIB
 from quantkit.memory.kv_format import KvDtype
 from quantkit.memory.model import model_from_checkpoint, model_from_config
-from quantkit.memory.plan import GIB
 from quantkit.memory.scheme import Scheme
 from quantkit.memory.weights import Part
 from quantkit.weights.from_config import assumed_checkpoint
@@ -66,7 +66,7 @@ def test_others(name, tp, gib):
 def test_what_rest_fp8_is_worth():
     saved_gib = weights_gib("glm-5.2", scheme=INT4) - weights_gib("glm-5.2", scheme=INT4_FP8)
     assert saved_gib == pytest.approx(3.11, abs=0.01)
-    bf16, fp8 = (plan("glm-5.2", scheme=one, kv_dtype=KvDtype.FP8).num_tokens[1] for one in (INT4, INT4_FP8))
+    bf16, fp8 = (plan("glm-5.2", scheme=one, kv_dtype=KvDtype.FP8).num_tokens.mid for one in (INT4, INT4_FP8))
     assert fp8 - bf16 == pytest.approx(saved_gib * GIB / 53_940, abs=64)
     assert fp8 - bf16 == 61_888
 

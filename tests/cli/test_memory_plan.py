@@ -364,9 +364,23 @@ def test_a_comparison_fails_where_one_of_the_two_does_not_fit():
     line = "glm-5.2 --compare fp8,int4 --kv-dtype fp8 --context 131072 --concurrency 8 --json"
     result = run(line)
     assert result.code == 5
-    assert result.document()["status"] == "failed"
+    document = result.document()
+    assert [document["status"], *(plan["status"] for plan in document["plans"])] == ["failed", "failed", "ok"]
     assert [line.split(": ")[:2] for line in result.err.splitlines()] == [["does not fit", "FP8"]]
-    assert run(line, "--allow-overcommit").document()["status"] == "ok"
+    document = run(line, "--allow-overcommit").document()
+    assert [document["status"], *(plan["status"] for plan in document["plans"])] == ["ok", "ok", "ok"]
+
+
+def test_a_comparison_is_of_the_ranks_with_the_fewest_tokens():
+    line = "glm-5.2 --compare fp8,int4 --pp 2"
+    text, document = run(line), run(line, "--json").document()
+    least = [min(plan["ranks"], key=lambda rank: rank["kv_tokens"]) for plan in document["plans"]]
+    assert [rank["stage"] for rank in least] == [1, 1]
+    for name, key in (("all weights", "weights_gib"), ("KV pool", "kv_pool_gib")):
+        assert text.cells(name)[1:3] == [f"{rank[key]:.2f}" for rank in least]
+        assert document["difference"][key] == pytest.approx(least[1][key] - least[0][key], abs=1e-4)
+    assert text.cells("KV tokens")[:2] == [f"{rank['kv_tokens']:,}" for rank in least]
+    assert text.cells("KV bytes a token")[0] == f"{least[0]['kv_bytes_per_token']:,}"
 
 
 def test_check_takes_the_flags_of_an_sglang_log(here):

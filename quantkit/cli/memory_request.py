@@ -11,7 +11,7 @@ from quantkit.memory.check import Comparison, compare_with_log, model_of_log, pl
 from quantkit.memory.engine_log import read_engine_log
 from quantkit.memory.gpus import DEFAULT_GPU, gpu_named
 from quantkit.memory.kv_format import KV_DTYPE_WORDS, POOL_ROLES, KvDtype, KvLayout
-from quantkit.memory.make import make_memory_plan
+from quantkit.memory.make import check_fraction, make_memory_plan
 from quantkit.memory.model import Model
 from quantkit.memory.plan import MemoryPlan
 from quantkit.memory.resolve import recipe_model
@@ -234,9 +234,7 @@ def _check_words(options: MemoryOptions) -> None:
     for other in ENGINES:
         if other != engine and _fraction_of(options, other) is not None:
             raise UsageError(f"{RULES[other].fraction_option} is an option of {other}", remedy=f"add --engine {other}")
-    fraction = _fraction_of(options, engine)
-    if fraction is not None and not 0 < fraction <= 1:
-        raise UsageError(f"{RULES[engine].fraction_option} {fraction:g} is no share of a GPU", remedy="give 0.88, say")
+    check_fraction(engine, _fraction_of(options, engine))
     if options.max_running_requests is not None and not RULES[engine].takes_max_running_requests:
         taker = next(name for name in ENGINES if RULES[name].takes_max_running_requests)
         raise UsageError(f"--max-running-requests is an option of {taker}", remedy=f"add --engine {taker}")

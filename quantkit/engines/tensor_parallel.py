@@ -74,7 +74,6 @@ class _Shape:
     num_experts: int
     width: int
     num_shared: int
-    num_layers: int
     head_rows: tuple[int, ...]  # of q_b, kv_b and o for one head, with latent attention
 
 
@@ -145,7 +144,6 @@ def _shape(family: Family, config: Config) -> _Shape:
         num_experts=family.num_experts(config),
         width=family.moe_width(config) or 0,
         num_shared=integer(text, "n_shared_experts", 0),
-        num_layers=family.num_layers(config),
         head_rows=_head_rows(text),
     )
 

@@ -58,7 +58,7 @@ def plan_of_log(log: EngineLog, model: Model, request: MemoryRequest, given: fro
     Raises SourceError where what the log says does not go with the model.
     """
     found = request_of_log(log, request, given)
-    if not request.with_mtp and not model.kv_shape.num_mtp_layers:  # it speculates with another model
+    if not request.with_mtp and not model.num_mtp_layers:  # it speculates with another model
         found = replace(found, with_mtp=False)
     if "context" not in given and found.context and model.max_context and found.context > model.max_context:
         found = replace(found, context=None)  # it serves another model, or one that was told to go further

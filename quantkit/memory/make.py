@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from quantkit.engines.parallel import ENGINE_VERSIONS, stage_layers
+from quantkit.engines.parallel import ENGINE_VERSIONS, EngineName, stage_layers
 from quantkit.errors import UsageError
 from quantkit.families.kv_shape import HeadKv
 from quantkit.memory.advice import advise
@@ -12,7 +12,8 @@ from quantkit.memory.model import Model
 from quantkit.memory.plan import MemoryPlan, Tokens, Verdict
 from quantkit.memory.rules import RULES
 from quantkit.memory.serving import Demand, MemoryRequest, Serving
-from quantkit.memory.split import check_sizes, check_split, shares, stages
+from quantkit.memory.split import check_sizes, check_split, shares
+from quantkit.memory.stage import stages
 from quantkit.memory.stages import plan_stage
 from quantkit.memory.tensor_groups import TensorGroup
 from quantkit.memory.verdict import judge
@@ -26,10 +27,9 @@ def decide(model: Model, request: MemoryRequest) -> Serving:
     scheme = request.scheme or model.scheme
     check_sizes(request.parallel)
     split = check_split(model, request, scheme)
-    if request.fraction is not None and not 0 < request.fraction <= 1:
-        raise UsageError(f"{rules.fraction_option} {request.fraction:g} is no share of a GPU", remedy="give 0.88, say")
+    check_fraction(request.engine, request.fraction)
     groups = model.tensors(scheme)
-    if request.with_mtp and not (model.kv_shape.num_mtp_layers and any(_is_draft(group, model) for group in groups)):
+    if request.with_mtp and not (model.num_mtp_layers and any(_is_draft(group, model) for group in groups)):
         raise UsageError(f"{model.name} has no MTP layer", remedy="leave --with-mtp out")
     return Serving(
         model=model,
@@ -41,6 +41,13 @@ def decide(model: Model, request: MemoryRequest) -> Serving:
         demand=_demand(model, request, rules),
         shares=shares(model, request),
     )
+
+
+def check_fraction(engine: EngineName, fraction: float | None) -> None:
+    """Raise UsageError for what is no share of a GPU."""
+    if fraction is not None and not 0 < fraction <= 1:
+        option = RULES[engine].fraction_option
+        raise UsageError(f"{option} {fraction:g} is no share of a GPU", remedy="give 0.88, say")
 
 
 def _is_draft(group: TensorGroup, model: Model) -> bool:
@@ -111,7 +118,7 @@ def _assumptions(serving: Serving, num_tokens: int) -> tuple[str, ...]:
         architecture = request.gpu.architecture
         told.append(f"whether {request.engine} has a kernel for INT4 experts on {architecture} is not known")
     told += RULES[request.engine].remarks(serving, num_tokens)
-    if model.kv_shape.num_mtp_layers and not request.with_mtp:
+    if model.num_mtp_layers and not request.with_mtp:
         told.append("the MTP layer is not loaded (--with-mtp counts it)")
     return tuple(told)
 

@@ -62,6 +62,10 @@ class Model:
     def num_layers(self) -> int:
         return self.family.num_layers(self.config)
 
+    @property
+    def num_mtp_layers(self) -> int:
+        return self.family.num_mtp_layers(self.config)
+
     def vision_count(self, key: str) -> int:
         """A number of the vision tower's config, plain or with Kimi's prefix; 0 where there is none."""
         vision = section(self.config, "vision_config") or {}

@@ -10,7 +10,8 @@ from quantkit.memory.kv_cache import KvCell
 from quantkit.memory.kv_format import KvFormat
 from quantkit.memory.scheme import Scheme
 from quantkit.memory.serving import Demand, MemoryRequest
-from quantkit.memory.weights import RankWeights, Stage
+from quantkit.memory.stage import Stage
+from quantkit.memory.weights import RankWeights
 
 
 class Verdict(StrEnum):

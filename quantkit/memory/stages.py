@@ -8,7 +8,8 @@ from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.kv_cache import KvCell, kv_cell
 from quantkit.memory.plan import Segment, StagePlan, Tokens
 from quantkit.memory.serving import Serving
-from quantkit.memory.weights import RankWeights, Stage, rank_weights
+from quantkit.memory.stage import Stage
+from quantkit.memory.weights import RankWeights, rank_weights
 
 
 def plan_stage(serving: Serving, stage: Stage, rules: EngineRules) -> StagePlan:

@@ -559,6 +559,7 @@ BAD = [
     ("glm-5.2 --gpu-gib nan", 2, ["--gpu-gib nan is no memory of such a GPU", "from 8 to 10000"]),
     ("glm-5.2 --tp 4096 --pp 94", 2, ["--tp 4096 and --pp 94 make 385024 GPUs", "plan for 4096 at most"]),
     ("glm-5.2 --mem-fraction-static 1.5", 2, ["--mem-fraction-static 1.5 is no share", "give 0.88"]),
+    ("glm-5.2 --check server.log --mem-fraction-static 1.5", 2, ["--mem-fraction-static 1.5 is no share", "give 0.88"]),
     ("glm-5.2 --engine vllm --gpu-memory-utilization 0", 2, ["--gpu-memory-utilization 0 is no share", "give 0.88"]),
     ("glm-5.2 --tp eight", 2, ["eight", "see quantkit memory-plan --help"]),
     ("glm-5.2 --max-running-requests 0", 2, ["--max-running-requests 0 is no count", "give a number from 1"]),

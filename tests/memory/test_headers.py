@@ -8,12 +8,13 @@ from quantkit.engines.parallel import Parallel
 from quantkit.errors import RecipeError, SourceError, UsageError
 from quantkit.memory.gpus import GPUS
 from quantkit.memory.make import make_memory_plan
-from quantkit.memory.model import model_from_checkpoint
+from quantkit.memory.model import model_from_checkpoint, model_from_config
 from quantkit.memory.scheme import Scheme
 from quantkit.memory.serving import MemoryRequest
 from quantkit.weights.binding import bind_weights
 from quantkit.weights.completeness import check_complete
 from tests.memory.plans import FP8, INT4
+from tests.published import published_config
 
 EXPERT = "model.layers.1.mlp.experts.0.gate_proj"
 
@@ -198,3 +199,10 @@ def test_counts_that_no_model_has_are_refused_before_they_are_enumerated(key, va
     source.directory.mkdir(parents=True)
     with pytest.raises(SourceError, match=f"{key} is {value}, not a count from . to {most}"):
         make(read(source))
+
+
+@pytest.mark.parametrize("name", ["glm-5.2", "glm-4.5", "kimi-k2"])
+def test_a_model_without_layers_is_refused(name):
+    config = {**published_config(name), "num_hidden_layers": 0}
+    with pytest.raises(SourceError, match="num_hidden_layers is 0, not a count from 1"):
+        make(model_from_config(name, config, weights_from="config"))

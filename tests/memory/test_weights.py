@@ -74,7 +74,7 @@ def test_what_rest_fp8_is_worth():
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_one_rank_holds_the_whole_checkpoint_without_copies_of_its_ends(name):
     config = published_config(name)
-    stage = plan(name, parallel=Parallel(tp=1), with_mtp=bool(model(name).kv_shape.num_mtp_layers)).stages[0]
+    stage = plan(name, parallel=Parallel(tp=1), with_mtp=bool(model(name).num_mtp_layers)).stages[0]
     checkpoint = assumed_checkpoint(config, Path("config.json"))
     last = model(name).num_layers
     copied = sum(

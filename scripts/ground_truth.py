@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.engines.parallel import EngineName, Parallel
+from quantkit.memory.budget import GIB
 from quantkit.memory.gpus import DEFAULT_GPU, gpu_named
 from quantkit.memory.kv_format import KvDtype, KvLayout
 from quantkit.memory.make import make_memory_plan
 from quantkit.memory.model import Model, model_from_config
-from quantkit.memory.plan import GIB, MemoryPlan
+from quantkit.memory.plan import MemoryPlan
 from quantkit.memory.scheme import Scheme
 from quantkit.memory.serving import MemoryRequest
 from quantkit.recipe_files import recipe_config, recipe_paths
@@ -33,7 +34,8 @@ class Row:
     """Of ``ground_truth.json``. ``bytes_tolerance``: percent, where the source rounds (``note`` says how).
 
     ``scheme``: as served, where that is not as published.
-    ``fraction``: as it was set; then the pool is planned too, from the GPU on.
+    ``fraction``: as it was set; then the pool is planned too, from the GPU on. ``calibrates``: the overhead band was
+    made from this pool, so that planning it again proves nothing.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Row:
     tokens: int | None = None
     bytes_per_token: float | None = None
     bytes_tolerance: float = TOLERANCE["bytes"]
+    calibrates: bool = False
     excluded: str = ""
     source: str = ""
     note: str = ""
@@ -75,7 +78,7 @@ ROWS = _read_rows()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One comparison; ``excluded`` where it does not count."""
+    """One comparison; ``excluded`` where it does not count, ``calibrates`` where the plan was made from the figure."""
 
     row: str
     what: str
@@ -83,6 +86,7 @@ class Figure:
     measured: float
     tolerance: float
     excluded: str
+    calibrates: bool
 
     @property
     def percent(self) -> float:
@@ -127,7 +131,13 @@ def figures(row: Row) -> Iterator[Figure]:
     def figure(what: str, planned: float, measured: float, tolerance: float) -> Figure:
         excluded = row.excluded if what != "weights" else ""
         return Figure(
-            row=row.name, what=what, planned=planned, measured=measured, tolerance=tolerance, excluded=excluded
+            row=row.name,
+            what=what,
+            planned=planned,
+            measured=measured,
+            tolerance=tolerance,
+            excluded=excluded,
+            calibrates=row.calibrates and what == "pool",
         )
 
     if row.weights_gib is not None:
@@ -149,7 +159,7 @@ def table() -> list[str]:
         for one in found:
             digits = 2 if one.what in ("weights", "pool") else 0
             unit = {"weights": "GiB", "bytes": "B a token", "tokens": "tokens", "pool": "GiB"}[one.what]
-            note = " (not counted)" if one.excluded else ""
+            note = " (not counted)" if one.excluded else " (made the band)" if one.calibrates else ""
             lines.append(
                 f"| {one.row} | {one.what} | {one.planned:,.{digits}f} {unit} | {one.measured:,.{digits}f} | "
                 f"{one.percent:+.2f} %{note} |"

@@ -1,25 +1,25 @@
 """JSON documents of `memory-plan`; ``schemas/memory-plan.json`` says the same and is tested. GiB is 2^30 bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from quantkit.cli.document import head
 from quantkit.cli.memory_request import CheckedPlan, OverviewRow
 from quantkit.engines.parallel import ENGINE_VERSIONS
-from quantkit.memory.budget import Band
+from quantkit.memory.budget import GIB, Band
 from quantkit.memory.check import Comparison, doubts
-from quantkit.memory.plan import GIB, MemoryPlan, StagePlan
+from quantkit.memory.plan import MemoryPlan, StagePlan, Verdict
 from quantkit.memory.rules import RULES
 
 _COMPARED = ("weights_gib", "kv_pool_gib", "kv_tokens", "requests_at_context", "overhead_gib", "load_peak_gib")
 
 
-def plan_document(plan: MemoryPlan) -> dict[str, Any]:
-    """One plan."""
+def plan_document(plan: MemoryPlan, *, allow_overcommit: bool = False) -> dict[str, Any]:
+    """One plan; it failed where it does not fit, unless that is allowed."""
     request, budget = plan.request, plan.stages[0].budget
     return {
-        **head("memory-plan"),
+        **head("memory-plan", _status([plan], allow_overcommit)),
         "model": plan.model,
         "family": plan.family,
         "weights_from": plan.weights_from,
@@ -27,6 +27,7 @@ def plan_document(plan: MemoryPlan) -> dict[str, Any]:
         "storage": asdict(plan.scheme),
         "with_mtp": request.with_mtp,
         "engine": request.engine,
+        "engine_title": RULES[request.engine].title,
         "engine_version": ENGINE_VERSIONS[request.engine],
         "role": request.role,
         "gpu": {
@@ -63,8 +64,8 @@ def plan_document(plan: MemoryPlan) -> dict[str, Any]:
             "per_replica": plan.demand.per_replica,
             "tokens": plan.demand.tokens,
         },
-        "ranks": [rank_document(plan, rank, stage) for rank, stage in plan.ranks],
-        "kv_tokens": plan.num_tokens[1],
+        "ranks": [{"rank": rank, **_stage_document(plan, stage)} for rank, stage in plan.ranks],
+        "kv_tokens": plan.num_tokens.mid,
         "requests_at_context": plan.requests_at_context,
         "verdict": plan.verdict.value,
         "reasons": list(plan.reasons),
@@ -73,12 +74,16 @@ def plan_document(plan: MemoryPlan) -> dict[str, Any]:
     }
 
 
-def rank_document(plan: MemoryPlan, rank: int, stage: StagePlan) -> dict[str, Any]:
-    """One rank. ``kv_tokens`` are those of its own pool; the whole server holds what its least rank holds."""
+def _status(plans: Iterable[MemoryPlan], allow_overcommit: bool) -> str:
+    is_failure = not allow_overcommit and any(plan.verdict is Verdict.DOES_NOT_FIT for plan in plans)
+    return "failed" if is_failure else "ok"
+
+
+def _stage_document(plan: MemoryPlan, stage: StagePlan) -> dict[str, Any]:
+    """Every rank of a stage. ``kv_tokens`` are those of its own pool; the server holds what its least rank holds."""
     low, mid, high = stage.num_tokens
     budget = stage.budget
     return {
-        "rank": rank,
         "stage": stage.stage.index,
         "layers": [stage.stage.first, stage.stage.last],
         "weights_gib": _gib(stage.weights_gib),
@@ -108,19 +113,22 @@ def rank_document(plan: MemoryPlan, rank: int, stage: StagePlan) -> dict[str, An
     }
 
 
-def comparison_document(first: MemoryPlan, second: MemoryPlan) -> dict[str, Any]:
+def comparison_document(first: MemoryPlan, second: MemoryPlan, *, allow_overcommit: bool = False) -> dict[str, Any]:
     """Two plans and what the second has more, on the rank that has the least."""
-    plans = [plan_document(first), plan_document(second)]
-    ranks = [least_rank(document) for document in plans]
-    difference = {key: _whole(round(ranks[1][key] - ranks[0][key], 4)) for key in _COMPARED}
-    return {**head("memory-plan"), "plans": plans, "difference": difference}
+    plans = (first, second)
+    one, other = (_stage_document(plan, plan.tightest) for plan in plans)
+    return {
+        **head("memory-plan", _status(plans, allow_overcommit)),
+        "plans": [plan_document(plan, allow_overcommit=allow_overcommit) for plan in plans],
+        "difference": {key: _whole(round(other[key] - one[key], 4)) for key in _COMPARED},
+    }
 
 
-def check_document(checked: CheckedPlan) -> dict[str, Any]:
+def check_document(checked: CheckedPlan, *, allow_overcommit: bool = False) -> dict[str, Any]:
     """A plan with a log beside it."""
     rows = [_check_row(row) for row in checked.rows]
     return {
-        **plan_document(checked.plan),
+        **plan_document(checked.plan, allow_overcommit=allow_overcommit),
         "log_model": checked.log_model,
         "check": rows,
         "doubts": list(doubts(checked.rows)),
@@ -134,25 +142,23 @@ def _check_row(row: Comparison) -> dict[str, Any]:
 
 
 def overview_document(rows: Sequence[OverviewRow]) -> dict[str, Any]:
-    """Every recipe."""
+    """Every recipe; that one does not fit is no failure."""
+
+    def nested(plan: MemoryPlan | None) -> dict[str, Any] | None:
+        return None if plan is None else plan_document(plan, allow_overcommit=True)
+
     return {
         **head("memory-plan"),
         "recipes": [
             {
                 "recipe": row.recipe,
-                "published": None if row.published is None else plan_document(row.published),
-                "int4": None if row.int4 is None else plan_document(row.int4),
+                "published": nested(row.published),
+                "int4": nested(row.int4),
                 "problem": row.problem,
             }
             for row in rows
         ],
     }
-
-
-def least_rank(document: dict[str, Any]) -> dict[str, Any]:
-    """The rank whose pool holds the fewest tokens."""
-    least: dict[str, Any] = min(document["ranks"], key=lambda rank: rank["kv_tokens"])
-    return least
 
 
 def _gib(value: float) -> float:

@@ -4,6 +4,8 @@ from typing import Annotated, Optional
 
 import typer
 
+from quantkit.engines.parallel import DEFAULT_ENGINE, ENGINES
+
 ModelArgument = Annotated[
     Optional[str],  # noqa: UP045  (typer reads it)
     typer.Argument(
@@ -56,7 +58,7 @@ GpuGibOption = Annotated[
 ]
 EngineOption = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--engine", metavar="sglang|vllm", help="Serving engine [default: sglang]."),
+    typer.Option("--engine", metavar="|".join(ENGINES), help=f"Serving engine [default: {DEFAULT_ENGINE}]."),
 ]
 RoleOption = Annotated[
     Optional[str],  # noqa: UP045

@@ -22,7 +22,6 @@ PAGE_BEGIN = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
 <title>Memory plan of """
-_ENGINES = {"sglang": "SGLang", "vllm": "vLLM"}
 _SIGNS = {"fits": "M3 9l4 5 8-10", "tight": "M9 2v9M9 14v2", "does not fit": "M4 4l10 10M14 4L4 14"}  # beside the words
 _SIZES = {"tp": "TP", "ep": "EP", "pp": "PP", "dp_attention": "DP attention", "dcp": "DCP"}
 
@@ -149,7 +148,7 @@ def _settings(document: Json) -> dict[str, str]:
 
 
 def _engine(document: Json) -> str:
-    return f"{_ENGINES.get(document['engine'], document['engine'])} {document['engine_version']}"
+    return f"{document['engine_title']} {document['engine_version']}"
 
 
 def _asked(document: Json) -> str:

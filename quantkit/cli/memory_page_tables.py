@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from quantkit.cli.memory_documents import least_rank
-
 Json = dict[str, Any]
 
 _DASH = "&ndash;"
@@ -84,7 +82,7 @@ def rest_table(ranks: Mapping[str, Json]) -> str:
 
 def comparison_table(plans: Sequence[Json], heads: Sequence[str], difference: Mapping[str, float]) -> str:
     """Plans side by side; what ``difference`` does not have is reckoned as it is, on the rank that holds the least."""
-    first, last = least_rank(plans[0]), least_rank(plans[-1])
+    first, last = _least_rank(plans[0]), _least_rank(plans[-1])
 
     def compared(row: _Row, *, is_total: bool = False) -> str:
         change = difference[row.key] if row.key in difference else last[row.key] - first[row.key]
@@ -163,3 +161,9 @@ def _table(caption: str, heads: Sequence[str], rows: Sequence[str]) -> str:
     return f"""<div class="scroll" role="group" tabindex="0" aria-label="{caption}"><table><caption>{caption}</caption>
 <thead><tr><td></td>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>
 """
+
+
+def _least_rank(document: Json) -> Json:
+    """The rank whose pool holds the fewest tokens."""
+    least: Json = min(document["ranks"], key=lambda rank: rank["kv_tokens"])
+    return least

@@ -56,7 +56,7 @@ def memory_plan(
 
     Example: quantkit memory-plan glm-5.2 --to int4 --tp 8 --gpu h200 --kv-dtype fp8
     """
-    from quantkit.cli.memory_request import MemoryOptions, in_our_words
+    from quantkit.cli.memory_request import MemoryOptions, in_lower_case
     from quantkit.cli.show_memory import MemoryOutput, show_memory
 
     options = MemoryOptions(
@@ -83,4 +83,4 @@ def memory_plan(
         max_running_requests=max_running_requests,
     )
     output = MemoryOutput(html=html, as_json=as_json, allow_overcommit=allow_overcommit)
-    show_memory(model, in_our_words(options), output, compare=compare, check=check)
+    show_memory(model, in_lower_case(options), output, compare=compare, check=check)

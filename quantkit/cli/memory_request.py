@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quantkit.engines.parallel import ENGINES, Parallel
-from quantkit.errors import QuantkitError, SourceError, UsageError
-from quantkit.memory.check import Comparison, compare_with_log, model_of_log, request_of_log
+from quantkit.engines.parallel import DEFAULT_ENGINE, ENGINES, EngineName, Parallel
+from quantkit.errors import QuantkitError, UsageError
+from quantkit.memory.check import Comparison, compare_with_log, model_of_log, plan_of_log
 from quantkit.memory.engine_log import read_engine_log
 from quantkit.memory.gpus import DEFAULT_GPU, gpu_named
-from quantkit.memory.kv_format import POOL_ROLES, KvDtype, KvLayout
-from quantkit.memory.make import make_memory_plan
+from quantkit.memory.kv_format import KV_DTYPE_WORDS, POOL_ROLES, KvDtype, KvLayout
+from quantkit.memory.make import check_fraction, make_memory_plan
 from quantkit.memory.model import Model
 from quantkit.memory.plan import MemoryPlan
 from quantkit.memory.resolve import recipe_model
@@ -59,14 +59,11 @@ class OverviewRow:
     problem: str = ""
 
 
-_ALIASES = {"fp8_e4m3": "fp8", "fp8_ds_mla": "fp8", "bfloat16": "bf16"}
-
-
-def in_our_words(options: MemoryOptions) -> MemoryOptions:
-    """Words in lower case, and the engines' names of KV dtypes as ours."""
+def in_lower_case(options: MemoryOptions) -> MemoryOptions:
+    """Words in lower case."""
 
     def lower(word: str | None) -> str | None:
-        return None if word is None else _ALIASES.get(word.lower(), word.lower())
+        return None if word is None else word.lower()
 
     return replace(
         options,
@@ -82,15 +79,16 @@ def in_our_words(options: MemoryOptions) -> MemoryOptions:
 def request_of(options: MemoryOptions, model: Model, scheme: str | None) -> MemoryRequest:
     """A request; ``scheme`` is one word of --scheme or --compare. Raises UsageError for words that are not known."""
     _check_words(options)
-    engine = next(name for name in ENGINES if name == (options.engine or "sglang"))
+    engine = _engine_of(options)
+    kv_dtype, kv_layout = _kv_of(options)
     return MemoryRequest(
         gpu=gpu_named(options.gpu or DEFAULT_GPU, total_gib=options.gpu_gib),
         engine=engine,
         parallel=parallel_of(options),
         scheme=scheme_of_words(options, model, scheme),
-        fraction=options.mem_fraction_static if engine == "sglang" else options.gpu_memory_utilization,
-        kv_dtype=None if options.kv_dtype is None else KvDtype(options.kv_dtype),
-        kv_layout=None if options.kv_layout is None else KvLayout(options.kv_layout),
+        fraction=_fraction_of(options, engine),
+        kv_dtype=kv_dtype,
+        kv_layout=kv_layout,
         role=next(role for role in POOL_ROLES if role == (options.role or "both")),
         with_mtp=options.with_mtp,
         is_eager=options.enforce_eager,
@@ -98,6 +96,30 @@ def request_of(options: MemoryOptions, model: Model, scheme: str | None) -> Memo
         concurrency=options.concurrency,
         max_running_requests=options.max_running_requests,
     )
+
+
+def _engine_of(options: MemoryOptions) -> EngineName:
+    return next(name for name in ENGINES if name == (options.engine or DEFAULT_ENGINE))
+
+
+def _fraction_of(options: MemoryOptions, engine: EngineName) -> float | None:
+    """By the name that the engine has for it."""
+    return {
+        "--mem-fraction-static": options.mem_fraction_static,
+        "--gpu-memory-utilization": options.gpu_memory_utilization,
+    }[RULES[engine].fraction_option]
+
+
+def _kv_of(options: MemoryOptions) -> tuple[KvDtype | None, KvLayout | None]:
+    """A dtype's word may tell the layout too."""
+    dtype, layout = (None, None) if options.kv_dtype is None else KV_DTYPE_WORDS[options.kv_dtype]
+    given = None if options.kv_layout is None else KvLayout(options.kv_layout)
+    if layout is not None and given not in (None, layout):
+        raise UsageError(
+            f"--kv-dtype {options.kv_dtype} has {layout} rows, --kv-layout says {given}",
+            remedy="leave --kv-layout out",
+        )
+    return dtype, given or layout
 
 
 def parallel_of(options: MemoryOptions) -> Parallel:
@@ -161,21 +183,7 @@ def plan_checked(options: MemoryOptions, model: Model, log_path: Path) -> Checke
     if options.mem_fraction_static is not None or options.gpu_memory_utilization is not None:
         given.add("fraction")
     request = request_of(replace(options, engine=options.engine or log.engine), model, options.scheme)
-    logged = request_of_log(log, request, frozenset(given))
-    if not options.with_mtp and not model.kv_shape.num_mtp_layers:  # it speculates with another model
-        logged = replace(logged, with_mtp=False)
-    if options.context is None and logged.context and model.max_context and logged.context > model.max_context:
-        logged = replace(logged, context=None)  # it serves another model, or one that was told to go further
-    try:
-        plan = make_memory_plan(model, logged)
-    except UsageError as error:
-        if logged == request:
-            raise
-        raise SourceError(
-            f"with what this log says of the server: {error.message}",
-            file=log.file,
-            remedy="name the model that was served, or the option that the log has wrong",
-        ) from error
+    plan = plan_of_log(log, model, request, frozenset(given))
     return CheckedPlan(plan=plan, log_model=model_of_log(log), rows=compare_with_log(plan, log))
 
 
@@ -205,7 +213,7 @@ def _check_words(options: MemoryOptions) -> None:
         "--rest": (options.rest, ("bf16", "fp8")),
         "--engine": (options.engine, ENGINES),
         "--role": (options.role, POOL_ROLES),
-        "--kv-dtype": (options.kv_dtype, tuple(KvDtype)),
+        "--kv-dtype": (options.kv_dtype, tuple(KV_DTYPE_WORDS)),
         "--kv-layout": (options.kv_layout, tuple(KvLayout)),
         "--group-size": (options.group_size, GROUP_SIZES),
     }
@@ -220,15 +228,13 @@ def _check_words(options: MemoryOptions) -> None:
     for option, count in counts.items():
         if count is not None and not 1 <= count <= 10**9:
             raise UsageError(f"{option} {count} is no count", remedy="give a number from 1")
-    engine = next(name for name in ENGINES if name == (options.engine or "sglang"))
+    engine = _engine_of(options)
     if options.role not in (None, "both") and not RULES[engine].has_pool_roles:
         raise UsageError(f"--role is not known for {engine}", remedy="leave --role out")
-    fractions = {"sglang": options.mem_fraction_static, "vllm": options.gpu_memory_utilization}
     for other in ENGINES:
-        if other != engine and fractions[other] is not None:
+        if other != engine and _fraction_of(options, other) is not None:
             raise UsageError(f"{RULES[other].fraction_option} is an option of {other}", remedy=f"add --engine {other}")
-    fraction = fractions[engine]
-    if fraction is not None and not 0 < fraction <= 1:
-        raise UsageError(f"{RULES[engine].fraction_option} {fraction:g} is no share of a GPU", remedy="give 0.88, say")
-    if engine == "vllm" and options.max_running_requests is not None:
-        raise UsageError("--max-running-requests is an option of sglang", remedy="add --engine sglang")
+    check_fraction(engine, _fraction_of(options, engine))
+    if options.max_running_requests is not None and not RULES[engine].takes_max_running_requests:
+        taker = next(name for name in ENGINES if RULES[name].takes_max_running_requests)
+        raise UsageError(f"--max-running-requests is an option of {taker}", remedy=f"add --engine {taker}")

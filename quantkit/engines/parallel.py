@@ -8,7 +8,9 @@ from typing import Literal
 
 EngineName = Literal["sglang", "vllm"]
 ENGINES: tuple[EngineName, ...] = ("sglang", "vllm")
+DEFAULT_ENGINE: EngineName = "sglang"
 ENGINE_VERSIONS: dict[EngineName, str] = {"sglang": "0.5.23", "vllm": "0.33.0"}
+MOST_GPUS = 4096
 
 # vLLM's class for these never lets a rank keep a whole shared expert
 _SHARED_EXPERT_ALWAYS_CUT = frozenset({"glm4_moe"})
@@ -31,7 +33,8 @@ class Parallel:
     @property
     def attention_tp(self) -> int:
         """GPUs that share one replica of attention."""
-        return max(self.tp // self.dp_attention, 1)
+        assert self.tp % self.dp_attention == 0, self
+        return self.tp // self.dp_attention
 
     @property
     def num_gpus(self) -> int:
@@ -73,7 +76,8 @@ class Shares:
 def shares_of(
     parallel: Parallel, engine: EngineName, *, family: str, num_kv_heads: int, num_vision_heads: int = 0
 ) -> Shares:
-    """``num_kv_heads`` is cut down to one head a rank, and repeated from there on."""
+    """``num_kv_heads`` is cut down to one head a rank, and repeated from there on. Sizes have been checked."""
+    assert parallel.tp % parallel.ep == 0, parallel
     attention = parallel.attention_tp
     # a vision tower whose heads do not divide stands whole
     vision = 1 if num_vision_heads % attention else attention
@@ -86,7 +90,7 @@ def shares_of(
             shared=parallel.tp,
             embedding=attention,
             head=parallel.tp,
-            experts=max(parallel.tp // parallel.ep, 1),
+            experts=parallel.tp // parallel.ep,
             expert_groups=parallel.ep,
             vision_attention=vision,
             vision_mlp=1,

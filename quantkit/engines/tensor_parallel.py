@@ -4,7 +4,7 @@ Tensor parallelism cuts the columns of ``down_proj``: a rank needs whole scale g
 Facts: SGLang 0.5.23 and vLLM 0.33, read in source.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,7 +74,6 @@ class _Shape:
     num_experts: int
     width: int
     num_shared: int
-    num_layers: int
     head_rows: tuple[int, ...]  # of q_b, kv_b and o for one head, with latent attention
 
 
@@ -110,7 +109,8 @@ def split_verdict(
     """Whether an engine serves a checkpoint split this way; 'unknown' for a family whose classes were not read."""
     tp = parallel.tp
     heads = integer(family.text_config(config), "num_attention_heads", 0)
-    problem = _size_problem(parallel, family.num_layers(config) if parallel.pp > 1 else 1, heads, engine)
+    num_layers = family.num_layers(config) if parallel.pp > 1 else 1
+    problem = next(_size_problems(parallel, num_layers, heads, engine), "")
     if problem:
         return TpVerdict(tp=tp, engine=engine, status="refused", reason=problem)
     if family.name not in _ENGINE_RULES_KNOWN:
@@ -144,7 +144,6 @@ def _shape(family: Family, config: Config) -> _Shape:
         num_experts=family.num_experts(config),
         width=family.moe_width(config) or 0,
         num_shared=integer(text, "n_shared_experts", 0),
-        num_layers=family.num_layers(config),
         head_rows=_head_rows(text),
     )
 
@@ -157,24 +156,21 @@ def _head_rows(text: Config) -> tuple[int, ...]:
     return nope + rope, nope + value, value
 
 
-def _size_problem(parallel: Parallel, num_layers: int, heads: int, engine: EngineName) -> str:
-    """What stands against the sizes themselves, whatever the model's classes, or nothing."""
-    tp, ep = parallel.tp, parallel.ep
-    checks = (
-        (tp % parallel.dp_attention, f"{parallel.dp_attention} attention replicas do not divide TP {tp}"),
-        (tp % ep, f"EP {ep} does not divide TP {tp}"),
-        (
-            engine == "vllm" and ep not in (1, tp),
-            f"vLLM deals experts out to all {tp} ranks or to none, so EP is 1 or {tp}, not {ep}",
-        ),
-        (parallel.pp > num_layers, f"{num_layers} layers do not fill {parallel.pp} pipeline stages"),
-        (
-            parallel.attention_tp % parallel.dcp,
-            f"DCP {parallel.dcp} does not divide the {parallel.attention_tp} ranks that share attention",
-        ),
-        (heads % parallel.attention_tp, f"{heads} attention heads do not divide by {parallel.attention_tp}"),
-    )
-    return next((text for is_bad, text in checks if is_bad), "")
+def _size_problems(parallel: Parallel, num_layers: int, heads: int, engine: EngineName) -> Iterator[str]:
+    """What stands against the sizes themselves, whatever the model's classes; what follows a problem is not asked."""
+    tp, ep, dcp = parallel.tp, parallel.ep, parallel.dcp
+    if tp % parallel.dp_attention:
+        yield f"{parallel.dp_attention} attention replicas do not divide TP {tp}"
+    if tp % ep:
+        yield f"EP {ep} does not divide TP {tp}"
+    if engine == "vllm" and ep not in (1, tp):
+        yield f"vLLM deals experts out to all {tp} ranks or to none, so EP is 1 or {tp}, not {ep}"
+    if parallel.pp > num_layers:
+        yield f"{num_layers} layers do not fill {parallel.pp} pipeline stages"
+    if parallel.attention_tp % dcp:
+        yield f"DCP {dcp} does not divide the {parallel.attention_tp} ranks that share attention"
+    if heads % parallel.attention_tp:
+        yield f"{heads} attention heads do not divide by {parallel.attention_tp}"
 
 
 def _attention_problem(shape: _Shape, parallel: Parallel, engine: EngineName) -> str:

@@ -142,7 +142,7 @@ class Family:
 
     def num_layers(self, config: Config) -> int:
         """Decoder layers without MTP; the first MTP layer has this index."""
-        return config_values.integer(self.text_config(config), "num_hidden_layers")
+        return config_values.integer(self.text_config(config), "num_hidden_layers", at_least=1)
 
     def num_mtp_layers(self, config: Config) -> int:
         """Draft layers that follow the decoder's."""

@@ -1,7 +1,4 @@
-"""What a layer keeps of every token for later attention: the numbers that a KV cache is sized by.
-
-Layers are numbered through the decoder and on into the MTP layers.
-"""
+"""What a layer keeps of every token for later attention: the numbers that a KV cache is sized by."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,13 +12,11 @@ HasIndexer = Callable[[Config, int], bool]
 class LatentKv:
     """Latent attention (MLA): one compressed row a token and layer, shared by all heads.
 
-    ``latent_dim`` + ``rope_dim`` values a row; on ``index_layers`` the sparse-attention indexer (DSA) keeps a key of
-    ``index_dim`` values. ``key_rows`` and ``value_rows``: the rows of ``kv_b_proj``, of all heads, which engines keep a
-    second time in 16 bits.
+    ``latent_dim`` + ``rope_dim`` values a row; on ``index_layers``, of the decoder, the sparse-attention indexer (DSA)
+    keeps a key of ``index_dim`` values. ``key_rows`` and ``value_rows``: the rows of ``kv_b_proj``, of all heads,
+    which engines keep a second time in 16 bits.
     """
 
-    num_layers: int
-    num_mtp_layers: int
     latent_dim: int
     rope_dim: int
     key_rows: int
@@ -39,8 +34,6 @@ class LatentKv:
 class HeadKv:
     """Grouped-query attention: a key and a value of ``head_dim`` for every KV head, token and layer."""
 
-    num_layers: int
-    num_mtp_layers: int
     num_kv_heads: int
     head_dim: int
 
@@ -55,13 +48,9 @@ KvShape = LatentKv | HeadKv
 
 def latent_kv(config: Config, has_indexer: HasIndexer | None = None) -> LatentKv:
     """Of a text config with latent attention. ``has_indexer``: whether a layer has an indexer of its own."""
-    num_layers = integer(config, "num_hidden_layers", at_least=1)
-    num_mtp_layers = integer(config, "num_nextn_predict_layers", 0)
     heads = integer(config, "num_attention_heads", at_least=1)
-    layers = range(num_layers + num_mtp_layers) if has_indexer is not None else range(0)
+    layers = range(0 if has_indexer is None else integer(config, "num_hidden_layers"))
     return LatentKv(
-        num_layers=num_layers,
-        num_mtp_layers=num_mtp_layers,
         latent_dim=integer(config, "kv_lora_rank", at_least=1),
         rope_dim=integer(config, "qk_rope_head_dim"),
         key_rows=heads * integer(config, "qk_nope_head_dim"),
@@ -75,8 +64,6 @@ def head_kv(config: Config) -> HeadKv:
     """Of a text config with grouped-query attention."""
     heads = integer(config, "num_attention_heads", at_least=1)
     return HeadKv(
-        num_layers=integer(config, "num_hidden_layers", at_least=1),
-        num_mtp_layers=integer(config, "num_nextn_predict_layers", 0),
         num_kv_heads=integer(config, "num_key_value_heads", heads, at_least=1),
         head_dim=integer(config, "head_dim", integer(config, "hidden_size") // heads, at_least=1),
     )

@@ -26,7 +26,7 @@ def advise(model: Model, plan: MemoryPlan, make: Make) -> tuple[str, ...]:
             continue
         if changed.verdict.severity < plan.verdict.severity:
             how = "fits" if changed.verdict is Verdict.FITS else "fits, but tightly"
-            told.append(f"{words}: {how}, {changed.num_tokens[1]:,} tokens a rank")
+            told.append(f"{words}: {how}, {changed.num_tokens.mid:,} tokens a rank")
     return tuple(told)
 
 
@@ -85,10 +85,10 @@ def _scheme_changes(model: Model, request: MemoryRequest, scheme: Scheme) -> Ite
 
 def _demand_changes(plan: MemoryPlan) -> Iterator[tuple[str, MemoryRequest]]:
     request, demand = plan.request, plan.demand
-    fitting = plan.num_tokens[0] // demand.context * request.parallel.dp_attention
+    fitting = plan.num_tokens.low // demand.context * request.parallel.dp_attention
     if 0 < fitting < (request.concurrency or 1):
         yield f"fewer requests (--concurrency {fitting})", replace(request, concurrency=fitting)
-    context = plan.num_tokens[0] // demand.per_replica // 1024 * 1024
+    context = plan.num_tokens.low // demand.per_replica // 1024 * 1024
     if 0 < context < demand.context:
         yield f"a shorter context (--context {context})", replace(request, context=context)
     if demand.tokens == 0 and demand.context > 131_072:

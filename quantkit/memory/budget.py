@@ -5,12 +5,13 @@ Overhead is no formula: it is a band with its source.
 
 from dataclasses import dataclass
 
+GIB = 2**30  # bytes
 MIB_PER_GIB = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """GiB at best, expected, at worst."""
+    """Least, expected, most GiB; which end is bad depends on what it is."""
 
     low: float
     mid: float
@@ -34,7 +35,8 @@ class Budget:
     """What one rank has. ``pool`` may be negative: then the weights alone are too much.
 
     ``overhead``: activations, graphs, tables. ``limit_gib``: what weights and pool may take together; ``whole_gib``:
-    what ``fraction`` is a share of, and ``largest_fraction`` what it may be. ``spare_gib``: what the engine leaves for
+    what ``fraction`` is a share of, and ``largest_fraction`` what it may be; ``scales_fraction``: the engine makes less
+    of one that it is given. ``spare_gib``: what the engine leaves for
     overhead beside the pool, where it reserves. ``overhead_source`` says where the band comes from.
     """
 
@@ -47,4 +49,5 @@ class Budget:
     limit_gib: float
     whole_gib: float
     largest_fraction: float
+    scales_fraction: bool
     spare_gib: float | None

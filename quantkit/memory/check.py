@@ -1,30 +1,22 @@
-"""A plan against an engine's start-up log: planned, measured, difference."""
+"""A plan against an engine's start-up log: what the log decides, and planned, measured, difference."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+from quantkit.engines.parallel import EngineName, Parallel
 from quantkit.errors import SourceError, UsageError
+from quantkit.memory.budget import GIB
 from quantkit.memory.engine_log import EngineLog
+from quantkit.memory.engine_log_lines import KEYS
 from quantkit.memory.gpus import Gpu
-from quantkit.memory.kv_format import POOL_ROLES, KvDtype
-from quantkit.memory.plan import GIB, MemoryPlan
+from quantkit.memory.kv_format import KV_DTYPE_WORDS, POOL_ROLES, KvDtype, KvLayout
+from quantkit.memory.make import make_memory_plan
+from quantkit.memory.model import Model
+from quantkit.memory.plan import MemoryPlan
 from quantkit.memory.rules import RULES
 from quantkit.memory.serving import MemoryRequest
-from quantkit.memory.split import MOST_GPUS
-
-# by a part of the name; what the engine chooses is none, and what is not here is not planned
-_KV_DTYPES = {
-    "auto": None,
-    "bf16": KvDtype.BF16,
-    "bfloat16": KvDtype.BF16,
-    "float16": KvDtype.BF16,
-    "half": KvDtype.BF16,
-    "fp8": KvDtype.FP8,
-    "e4m3": KvDtype.FP8,
-    "e5m2": KvDtype.FP8,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,52 +37,89 @@ class Comparison:
         return (self.planned - self.measured) / self.measured * 100
 
 
-_LARGEST: Mapping[str, float] = {
-    **dict.fromkeys(("tp", "pp", "ep", "dcp", "dp"), MOST_GPUS),
-    **dict.fromkeys(("context", "max_running_requests"), 10**9),
-    "fraction": 1,
+_SIZES: Mapping[str, str] = {"tp": "tp", "pp": "pp", "ep": "ep", "dcp": "dcp", "dp": "dp_attention"}
+# what a log decides: its key, and the field of the request
+_FIELDS: Mapping[str, str] = {
+    **_SIZES,
+    "is_expert_parallel": "ep",
+    "fraction": "fraction",
+    "context": "context",
+    "max_running_requests": "max_running_requests",
+    "kv_dtype": "kv_dtype",
+    "role": "role",
+    "speculation": "with_mtp",
+    "is_eager": "is_eager",
 }
 
 
+def plan_of_log(log: EngineLog, model: Model, request: MemoryRequest, given: frozenset[str]) -> MemoryPlan:
+    """The plan of the server that wrote the log, as far as ``given`` leaves it open: see ``request_of_log``.
+
+    Raises SourceError where what the log says does not go with the model.
+    """
+    found = request_of_log(log, request, given)
+    if not request.with_mtp and not model.num_mtp_layers:  # it speculates with another model
+        found = replace(found, with_mtp=False)
+    if "context" not in given and found.context and model.max_context and found.context > model.max_context:
+        found = replace(found, context=None)  # it serves another model, or one that was told to go further
+    try:
+        return make_memory_plan(model, found)
+    except UsageError as error:
+        if found == request:
+            raise
+        raise SourceError(
+            f"with what this log says of the server: {error.message}",
+            file=log.file,
+            remedy="name the model that was served, or the option that the log has wrong",
+        ) from error
+
+
 def request_of_log(log: EngineLog, request: MemoryRequest, given: frozenset[str]) -> MemoryRequest:
-    """The request with what the log says of the server; what the command line gave (``given``) stays.
+    """The request with what the log says of the server; the fields that are ``given`` stay.
 
     Raises SourceError, with the line, for what no server can have been started with.
     """
-    values = {key: logged.value for key, logged in log.values.items() if key not in given}
-    for key in values.keys() & _LARGEST.keys():
-        if not 0 < float(values[key]) <= _LARGEST[key]:
-            _fail(log, key, f"{key} {values[key]} is not possible", "pass the log as the server wrote it")
+    values = {key: log.values[key].value for key, field in _FIELDS.items() if key in log.values and field not in given}
+    for key, value in values.items():
+        largest = KEYS[key].largest
+        if largest is not None and not 0 < float(value) <= largest:
+            _fail(log, key, f"{key} {value} is not possible", "pass the log as the server wrote it")
     if "engine" in given and request.engine != log.engine:
         raise UsageError(f"the log is {log.engine}'s, --engine says {request.engine}", remedy="leave --engine out")
-    sizes = {"tp": "tp", "pp": "pp", "ep": "ep", "dcp": "dcp", "dp": "dp_attention"}
-    logged = {size: int(values[key]) for key, size in sizes.items() if key in values and size not in given}
-    if log.engine == "vllm" and "tp" in logged:  # its tensor parallel size is that of one replica
-        logged["tp"] *= logged.get("dp_attention", request.parallel.dp_attention)
-    found = replace(request, engine=log.engine, parallel=replace(request.parallel, **logged))
+    found = replace(request, engine=log.engine, parallel=_logged_sizes(log.engine, values, request.parallel))
     if "fraction" in values:
         found = replace(found, fraction=float(values["fraction"]), is_fraction_final=True)
     if "context" in values:
         found = replace(found, context=int(values["context"]))
     # the number is a replica's where the server chose it, and the server's where it was told
     is_told = "max_running_requests" in values and found.parallel.dp_attention == 1
-    if is_told and log.engine == "sglang":
+    if is_told and RULES[log.engine].takes_max_running_requests:
         found = replace(found, max_running_requests=int(values["max_running_requests"]))
+    if "kv_dtype" in values:
+        dtype, layout = _logged_kv_dtype(log)
+        found = replace(found, kv_dtype=dtype, kv_layout=found.kv_layout or layout)
     return replace(
         found,
-        kv_dtype=_logged_kv_dtype(log) if "kv_dtype" in values else found.kv_dtype,
         role=next((role for role in POOL_ROLES if role == values.get("role")), found.role),
         with_mtp=found.with_mtp or _has_draft_layer(str(values.get("speculation", ""))),
         is_eager=found.is_eager or "is_eager" in values,
     )
 
 
-def _logged_kv_dtype(log: EngineLog) -> KvDtype | None:
-    name = str(log.values["kv_dtype"].value).lower()
-    for word, dtype in _KV_DTYPES.items():
-        if word in name:
-            return dtype
-    _fail(log, "kv_dtype", f"the KV dtype {name} is none that is planned", "give --kv-dtype bf16 or fp8")
+def _logged_sizes(engine: EngineName, values: Mapping[str, float | int | str], parallel: Parallel) -> Parallel:
+    logged = {size: int(values[key]) for key, size in _SIZES.items() if key in values}
+    if engine == "vllm" and "tp" in logged:  # its tensor parallel size is that of one replica
+        logged["tp"] *= logged.get("dp_attention", parallel.dp_attention)
+    found = replace(parallel, **logged)
+    # vLLM deals experts out to all ranks, however many the command line makes of them
+    return replace(found, ep=found.tp) if "is_expert_parallel" in values else found
+
+
+def _logged_kv_dtype(log: EngineLog) -> tuple[KvDtype | None, KvLayout | None]:
+    name = str(log.values["kv_dtype"].value).lower().removeprefix("torch.")
+    if name not in KV_DTYPE_WORDS:
+        _fail(log, "kv_dtype", f"the KV dtype {name} is none that is planned", "give --kv-dtype bf16 or fp8")
+    return KV_DTYPE_WORDS[name]
 
 
 def _fail(log: EngineLog, key: str, message: str, remedy: str) -> NoReturn:
@@ -125,7 +154,7 @@ def _planned(plan: MemoryPlan) -> Iterator[tuple[str, str, str, float | None]]:
     yield "free_before_load_gib", "free before loading", "GiB", gpu.free_before_load_gib
     yield "free_after_load_gib", "free after loading", "GiB", gpu.free_before_load_gib - stage.loaded.mid
     yield "kv_pool_gib", "KV pool", "GiB", stage.budget.pool.mid
-    yield "kv_tokens", "KV tokens", "tokens", plan.num_tokens[1] / _rows_per_token(plan)
+    yield "kv_tokens", "KV tokens", "tokens", plan.num_tokens.mid / _rows_per_token(plan)
     yield "fraction", "fraction", "", stage.budget.fraction
     yield "graph_gib", "CUDA graphs", "GiB", None
 

@@ -8,7 +8,7 @@ from quantkit.families.family import Role
 from quantkit.families.kv_shape import LatentKv
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.serving import Serving
-from quantkit.memory.weights import Stage
+from quantkit.memory.stage import Stage
 from quantkit.tensors import BF16, F16
 
 _BF16_BYTES = 2

@@ -8,13 +8,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
-from operator import itemgetter
 from pathlib import Path
 from typing import NoReturn
 
 from quantkit.engines.parallel import EngineName
 from quantkit.errors import SourceError
-from quantkit.memory.engine_log_lines import ARGUMENT_PATTERNS, ARGUMENTS, INTEGER_KEYS, NUMBER, NUMBERS, WORD_KEYS
+from quantkit.memory.engine_log_lines import ARGUMENT_PATTERNS, ARGUMENTS, KEYS, NUMBER, NUMBERS, LoggedValue
 
 MAX_LOG_BYTES = 256 << 20
 _MAX_LINE_BYTES = 1 << 20
@@ -24,15 +23,6 @@ _MAX_NUMBERS = 1 << 16  # of one start
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _SGLANG_PREFIX = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?((?: [A-Z_]+\d+)*)\]")
 _ENGINE_CORE = re.compile(r"\((EngineCore\w*)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedValue:
-    """A value and where it stands: the line's number, from 1, and its beginning."""
-
-    value: float | int | str
-    line: int
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +68,7 @@ class _Start:
 
     @property
     def has_memory(self) -> bool:
-        return any(key.endswith("_gib") or key == "kv_tokens" for key in self.numbers)
+        return any(KEYS[key].is_memory for key in self.numbers)
 
     @property
     def is_complete(self) -> bool:
@@ -210,26 +200,14 @@ def _arguments(engine: EngineName, text: str) -> dict[str, float | int | str]:
     found: dict[str, float | int | str] = {}
     for name, value in written.items():
         key = ARGUMENTS[engine][name]
-        if key in INTEGER_KEYS and re.fullmatch(r"\d{1,18}", value):
+        kind = KEYS[key].kind
+        if kind == "count" and re.fullmatch(r"\d{1,18}", value):
             found[key] = max(int(value), int(found.get(key, 0)))  # vLLM spells its context in two ways
-        elif key == "fraction" and re.fullmatch(NUMBER, value):
+        elif kind == "number" and re.fullmatch(NUMBER, value):
             found[key] = float(value)
-        elif key in WORD_KEYS and value not in {"", "None", "False", "null"}:
+        elif kind == "word" and value not in {"", "None", "False", "null"}:
             found[key] = value
     return found
-
-
-_RULES: Mapping[str, tuple[Callable[[list[float]], float], Callable[..., LoggedValue]]] = {
-    "weights_gib": (sum, max),
-    "free_before_load_gib": (itemgetter(0), min),
-    "free_after_load_gib": (itemgetter(-1), min),
-    "kv_pool_gib": (sum, min),
-    "kv_tokens": (itemgetter(0), min),
-    "graph_gib": (sum, max),
-    "fraction": (itemgetter(0), max),
-    "max_running_requests": (itemgetter(0), min),
-    "context": (itemgetter(-1), min),
-}
 
 
 def _values(start: _Start) -> dict[str, LoggedValue]:
@@ -238,17 +216,13 @@ def _values(start: _Start) -> dict[str, LoggedValue]:
     replicas, is_dp_attention = values.pop("replicas", None), values.pop("is_dp_attention", None)
     if replicas is not None and is_dp_attention is not None:  # an older spelling; alone they are whole servers
         values["dp"] = max(replicas, values.get("dp", replicas), key=lambda logged: int(logged.value))
-    expert_parallel = values.pop("is_expert_parallel", None)
-    if expert_parallel is not None and "tp" in values:
-        num_engines = int(values["dp"].value) if "dp" in values else 1
-        values["ep"] = replace(expert_parallel, value=int(values["tp"].value) * num_engines)
     if start.kv_dtype is not None:
         values["kv_dtype"] = start.kv_dtype
     for key, ranks in start.numbers.items():
-        of_rank, over_ranks = _RULES[key]
+        rule = KEYS[key]
         totals = []
         for logged in ranks.values():
-            total = of_rank([float(one.value) for one in logged])
-            totals.append(replace(logged[0], value=int(total) if key in INTEGER_KEYS else round(total, 6)))
-        values[key] = over_ranks(totals, key=lambda logged: logged.value)
+            total = rule.of_rank([float(one.value) for one in logged])
+            totals.append(replace(logged[0], value=int(total) if rule.kind == "count" else round(total, 6)))
+        values[key] = rule.over_ranks(totals, key=lambda logged: logged.value)
     return values

@@ -4,13 +4,58 @@ Formats of SGLang 0.5.23 and vLLM 0.33.0, and older ones of both.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Literal
 
-from quantkit.engines.parallel import EngineName
+from quantkit.engines.parallel import MOST_GPUS, EngineName
 
 NUMBER = r"(-?\d{1,12}(?:\.\d{1,20})?)"
 COUNT = r"(\d[\d,]{0,18})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedValue:
+    """A value and where it stands: the line's number, from 1, and its beginning."""
+
+    value: float | int | str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogKey:
+    """What the values of a key are. ``word``: flags too, of which None, False and null say nothing.
+
+    ``of_rank``: of what one rank says of it in the order logged; ``over_ranks``: of all ranks, the tightest.
+    ``largest``: what a server can have been started with, above 0. ``is_memory``: whether it tells of memory.
+    """
+
+    kind: Literal["count", "number", "word"]
+    of_rank: Callable[[list[float]], float] = itemgetter(0)
+    over_ranks: Callable[..., LoggedValue] = min
+    largest: float | None = None
+    is_memory: bool = False
+
+
+_MOST_TOKENS = 10**9
+_SIZE, _WORD = LogKey(kind="count", largest=MOST_GPUS), LogKey(kind="word")
+KEYS: Mapping[str, LogKey] = {
+    "weights_gib": LogKey(kind="number", of_rank=sum, over_ranks=max, is_memory=True),
+    "free_before_load_gib": LogKey(kind="number", is_memory=True),
+    "free_after_load_gib": LogKey(kind="number", of_rank=itemgetter(-1), is_memory=True),
+    "kv_pool_gib": LogKey(kind="number", of_rank=sum, is_memory=True),
+    "kv_tokens": LogKey(kind="count", is_memory=True),
+    "graph_gib": LogKey(kind="number", of_rank=sum, over_ranks=max, is_memory=True),
+    "fraction": LogKey(kind="number", over_ranks=max, largest=1),
+    "max_running_requests": LogKey(kind="count", largest=_MOST_TOKENS),
+    "context": LogKey(kind="count", of_rank=itemgetter(-1), largest=_MOST_TOKENS),
+    **dict.fromkeys(("tp", "pp", "dp", "ep", "dcp"), _SIZE),
+    "replicas": LogKey(kind="count"),
+    **dict.fromkeys(("model", "kv_dtype", "role", "speculation"), _WORD),
+    **dict.fromkeys(("is_expert_parallel", "is_dp_attention", "is_eager"), _WORD),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +94,6 @@ NUMBERS: tuple[LoggedNumber, ...] = (
     LoggedNumber("vllm", "--gpu-memory-utilization", "fraction", rf"--gpu-memory-utilization(?:=| from ){NUMBER}"),
     LoggedNumber("vllm", "gpu_memory_utilization (", "fraction", rf"gpu_memory_utilization \({NUMBER}\)"),
 )
-INTEGER_KEYS = frozenset({"kv_tokens", "tp", "pp", "dp", "ep", "dcp", "replicas", "max_running_requests", "context"})
-
-# keys that are words or flags; None, False and null say nothing
-WORD_KEYS = frozenset({"model", "kv_dtype", "is_expert_parallel", "is_dp_attention", "speculation", "role", "is_eager"})
 ARGUMENTS: Mapping[EngineName, Mapping[str, str]] = {
     "sglang": {
         "model_path": "model",

@@ -20,6 +20,7 @@ class EngineRules:
     memory while they are repacked. ``sizes_pool_with_draft_ends``: the draft layer has an embedding and a head of its
     own while the pool is made. ``logs_local_rows``: with DCP a logged token is a row of one rank.
     ``refuses_below_one_request``: does not start unless the pool holds one request of the context's length.
+    ``takes_max_running_requests``: the plan depends on how many requests run at once.
     ``buffers``: what was logged beside weights and copies, where the overhead does not count it.
     """
 
@@ -34,6 +35,7 @@ class EngineRules:
     sizes_pool_with_draft_ends: bool
     logs_local_rows: bool
     refuses_below_one_request: bool
+    takes_max_running_requests: bool
     buffers: Band
     check_request: Callable[[KvShape, MemoryRequest], None]  # raises UsageError for what the engine refuses
     kv_dtype: Callable[[KvShape, MemoryRequest, str], KvDtype]  # where the user leaves it open; the family's name

@@ -12,7 +12,7 @@ from quantkit.families.kv_shape import HeadKv, LatentKv
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.kv_format import index_key_bytes
 from quantkit.memory.serving import Serving
-from quantkit.memory.weights import Stage
+from quantkit.memory.stage import Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """How rows of a KV cache are stored."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -30,6 +31,17 @@ class KvLayout(StrEnum):
     PACKED = "packed"
 
 
+# what people, engines and torch call them, and what that decides; None is left to the engine
+KV_DTYPE_WORDS: Mapping[str, tuple[KvDtype | None, KvLayout | None]] = {
+    "bf16": (KvDtype.BF16, None),
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2"), (KvDtype.FP8, None)),
+    "fp8_ds_mla": (KvDtype.FP8, KvLayout.PACKED),
+    "auto": (None, None),
+    **dict.fromkeys(("bfloat16", "float16", "half"), (KvDtype.BF16, None)),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"), (KvDtype.FP8, None)),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvFormat:
     """``chosen_by``: whose choice it is, in words."""
@@ -56,8 +68,9 @@ def check_format(shape: KvShape, kv_format: KvFormat) -> None:
     if kv_format.layout is KvLayout.PACKED:
         if not shape.is_sparse:
             raise UsageError(
-                "--kv-layout packed: 656-byte rows exist for sparse attention (DSA: GLM-5.x, DeepSeek-V3.2) only",
-                remedy="leave --kv-layout out",
+                "--kv-layout packed: 656-byte rows (fp8_ds_mla) exist for sparse attention (DSA: GLM-5.x, "
+                "DeepSeek-V3.2) only",
+                remedy="leave --kv-layout out, and give --kv-dtype fp8 for fp8_ds_mla",
             )
         if kv_format.dtype is not KvDtype.FP8:
             raise UsageError("--kv-layout packed is an FP8 layout", remedy="add --kv-dtype fp8")

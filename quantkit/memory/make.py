@@ -2,17 +2,18 @@
 
 from dataclasses import replace
 
-from quantkit.engines.parallel import ENGINE_VERSIONS, stage_layers
+from quantkit.engines.parallel import ENGINE_VERSIONS, EngineName, stage_layers
 from quantkit.errors import UsageError
 from quantkit.families.kv_shape import HeadKv
 from quantkit.memory.advice import advise
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.kv_choice import choose_format
 from quantkit.memory.model import Model
-from quantkit.memory.plan import MemoryPlan, Verdict
+from quantkit.memory.plan import MemoryPlan, Tokens, Verdict
 from quantkit.memory.rules import RULES
 from quantkit.memory.serving import Demand, MemoryRequest, Serving
-from quantkit.memory.split import check_sizes, check_split, shares, stages
+from quantkit.memory.split import check_sizes, check_split, shares
+from quantkit.memory.stage import stages
 from quantkit.memory.stages import plan_stage
 from quantkit.memory.tensor_groups import TensorGroup
 from quantkit.memory.verdict import judge
@@ -25,20 +26,28 @@ def decide(model: Model, request: MemoryRequest) -> Serving:
     rules = RULES[request.engine]
     scheme = request.scheme or model.scheme
     check_sizes(request.parallel)
-    if request.fraction is not None and not 0 < request.fraction <= 1:
-        raise UsageError(f"{rules.fraction_option} {request.fraction:g} is no share of a GPU", remedy="give 0.88, say")
+    split = check_split(model, request, scheme)
+    check_fraction(request.engine, request.fraction)
     groups = model.tensors(scheme)
-    if request.with_mtp and not (model.kv_shape.num_mtp_layers and any(_is_draft(group, model) for group in groups)):
+    if request.with_mtp and not (model.num_mtp_layers and any(_is_draft(group, model) for group in groups)):
         raise UsageError(f"{model.name} has no MTP layer", remedy="leave --with-mtp out")
     return Serving(
         model=model,
         request=request,
         scheme=scheme,
+        split=split,
         groups=groups,
         kv_format=choose_format(model, request, rules),
         demand=_demand(model, request, rules),
         shares=shares(model, request),
     )
+
+
+def check_fraction(engine: EngineName, fraction: float | None) -> None:
+    """Raise UsageError for what is no share of a GPU."""
+    if fraction is not None and not 0 < fraction <= 1:
+        option = RULES[engine].fraction_option
+        raise UsageError(f"{option} {fraction:g} is no share of a GPU", remedy="give 0.88, say")
 
 
 def _is_draft(group: TensorGroup, model: Model) -> bool:
@@ -49,10 +58,9 @@ def make_memory_plan(model: Model, request: MemoryRequest, *, with_advice: bool 
     """The complete plan. Raises UsageError for sizes, layouts and engines that do not go together."""
     rules = RULES[request.engine]
     serving = decide(model, request)
-    split = check_split(model, request, serving.scheme)
     planned = tuple(plan_stage(serving, stage, rules) for stage in stages(model, request, rules))
-    low, mid, high = (min(stage.num_tokens[index] for stage in planned) for index in range(3))
-    verdict, reasons = judge(serving, planned, (low, mid, high), rules)
+    num_tokens = Tokens(*(min(ends) for ends in zip(*(stage.num_tokens for stage in planned), strict=True)))
+    verdict, reasons = judge(serving, planned, num_tokens, rules)
     plan = MemoryPlan(
         model=model.name,
         family=model.family.name,
@@ -62,11 +70,11 @@ def make_memory_plan(model: Model, request: MemoryRequest, *, with_advice: bool 
         kv_format=serving.kv_format,
         demand=serving.demand,
         stages=planned,
-        num_tokens=(low, mid, high),
+        num_tokens=num_tokens,
         verdict=verdict,
         reasons=reasons,
         advice=(),
-        assumptions=_assumptions(serving, mid, split.reason if split.status == "unknown" else ""),
+        assumptions=_assumptions(serving, num_tokens.mid),
     )
     if with_advice and verdict is not Verdict.FITS:
         return replace(plan, advice=advise(model, plan, make_memory_plan))
@@ -88,7 +96,7 @@ def _demand(model: Model, request: MemoryRequest, rules: EngineRules) -> Demand:
     return Demand(context=context, concurrency=concurrency, per_replica=per_replica, tokens=tokens)
 
 
-def _assumptions(serving: Serving, num_tokens: int, split_reason: str) -> tuple[str, ...]:
+def _assumptions(serving: Serving, num_tokens: int) -> tuple[str, ...]:
     """What was taken for granted, in sentences."""
     model, request, scheme = serving.model, serving.request, serving.scheme
     told = [
@@ -96,10 +104,10 @@ def _assumptions(serving: Serving, num_tokens: int, split_reason: str) -> tuple[
         f"{request.engine} {ENGINE_VERSIONS[request.engine]}, with its defaults where no option says otherwise",
         f"{request.gpu.context_gib:.1f} GiB of {request.gpu.title} are gone before the model loads (context and NCCL)",
     ]
-    told += model.read_remarks()
+    told += model.remarks
     told += _unevenness(serving)
-    if split_reason:
-        told.append(f"{split_reason}: split like the others of its kind")
+    if serving.split.status == "unknown":
+        told.append(f"{serving.split.reason}: split like the others of its kind")
     if scheme != model.scheme:
         told.append(f"stored as {scheme}, where the source is {model.scheme}")
         if scheme.rest == "fp8" or model.form.int4_group_size is not None:
@@ -110,7 +118,7 @@ def _assumptions(serving: Serving, num_tokens: int, split_reason: str) -> tuple[
         architecture = request.gpu.architecture
         told.append(f"whether {request.engine} has a kernel for INT4 experts on {architecture} is not known")
     told += RULES[request.engine].remarks(serving, num_tokens)
-    if model.kv_shape.num_mtp_layers and not request.with_mtp:
+    if model.num_mtp_layers and not request.with_mtp:
         told.append("the MTP layer is not loaded (--with-mtp counts it)")
     return tuple(told)
 

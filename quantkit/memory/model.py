@@ -11,10 +11,16 @@ from quantkit.families import Family, family_of
 from quantkit.families.config_values import integer, section
 from quantkit.families.kv_shape import KvShape
 from quantkit.memory.scheme import Scheme, scheme_of, store_converted, store_published
-from quantkit.memory.tensor_groups import TensorGroup, WeightGroup, group_bound, group_expected, group_stored
-from quantkit.tensors import F32
+from quantkit.memory.tensor_groups import (
+    TensorGroup,
+    WeightGroup,
+    group_bound,
+    group_expected,
+    group_stored,
+    has_counted_as_16_bits,
+)
 from quantkit.weights.binding import Binding, bind_weights
-from quantkit.weights.completeness import missing_weights, text_root
+from quantkit.weights.completeness import missing_weights, refuse_missing, text_root
 from quantkit.weights.source_form import SourceForm, source_form
 
 
@@ -22,8 +28,8 @@ from quantkit.weights.source_form import SourceForm, source_form
 class Model:
     """``weights_from``: whether headers were counted or a config was taken at its word. ``form``: of the source.
 
-    ``int4_group_size``: of a conversion that is given none. ``read_stored`` and ``read_weights`` are called once, when
-    something is asked for that needs them; ``read_remarks`` tells what was found on the way.
+    ``int4_group_size``: of a conversion that is given none. ``_read_stored`` and ``_read_weights`` are called once,
+    when something is asked for that needs them; ``_read_remarks`` tells what was found on the way.
     """
 
     name: str
@@ -31,9 +37,9 @@ class Model:
     family: Family
     form: SourceForm
     weights_from: str
-    read_stored: Callable[[], tuple[TensorGroup, ...]]
-    read_weights: Callable[[], tuple[WeightGroup, ...]]
-    read_remarks: Callable[[], tuple[str, ...]] = tuple
+    _read_stored: Callable[[], tuple[TensorGroup, ...]]
+    _read_weights: Callable[[], tuple[WeightGroup, ...]]
+    _read_remarks: Callable[[], tuple[str, ...]] = tuple
     int4_group_size: int = 32
     _converted: dict[Scheme, tuple[TensorGroup, ...]] = field(default_factory=dict)
 
@@ -55,6 +61,10 @@ class Model:
     @property
     def num_layers(self) -> int:
         return self.family.num_layers(self.config)
+
+    @property
+    def num_mtp_layers(self) -> int:
+        return self.family.num_mtp_layers(self.config)
 
     def vision_count(self, key: str) -> int:
         """A number of the vision tower's config, plain or with Kimi's prefix; 0 where there is none."""
@@ -85,12 +95,17 @@ class Model:
         return self._converted[scheme]
 
     @cached_property
+    def remarks(self) -> tuple[str, ...]:
+        """What was found on the way to the tensors."""
+        return self._read_remarks()
+
+    @cached_property
     def _stored(self) -> tuple[TensorGroup, ...]:
-        return self.read_stored()
+        return self._read_stored()
 
     @cached_property
     def _weights(self) -> tuple[WeightGroup, ...]:
-        return self.read_weights()
+        return self._read_weights()
 
 
 def model_from_config(name: str, config: Mapping[str, Any], *, weights_from: str, int4_group_size: int = 32) -> Model:
@@ -113,14 +128,15 @@ def model_from_config(name: str, config: Mapping[str, Any], *, weights_from: str
         family=family,
         form=form,
         weights_from=weights_from,
-        read_stored=lambda: store_published(weights(), form),
-        read_weights=weights,
+        _read_stored=lambda: store_published(weights(), form),
+        _read_weights=weights,
         int4_group_size=int4_group_size,
     )
 
 
 def model_from_checkpoint(name: str, checkpoint: Checkpoint, *, weights_from: str) -> Model:
-    """What the headers say. Raises SourceError where they and the config contradict each other."""
+    """What the headers say. They are read when tensors or remarks are asked for: that raises SourceError where they and
+    the config contradict each other."""
     family = family_of(checkpoint.config)
     form = source_form(checkpoint.quantization)
 
@@ -129,13 +145,8 @@ def model_from_checkpoint(name: str, checkpoint: Checkpoint, *, weights_from: st
         binding = bind_weights(checkpoint.tensors, form, family.fused_experts)
         warnings, missing = missing_weights(family, checkpoint, binding)
         if missing:
-            raise SourceError(
-                f"config.json promises it, and it is missing, with {len(missing) - 1} more weights",
-                tensor=missing[0].name,
-                file=checkpoint.directory,
-                remedy="plan from its config.json alone, or download the rest",
-            )
-        if any(tensor.spec.dtype == F32 and tensor.name.endswith(".weight") for tensor in checkpoint.tensors.values()):
+            refuse_missing(missing, remedy="plan from its config.json alone, or download the rest")
+        if has_counted_as_16_bits(family, checkpoint.tensors, binding.dropped):
             warnings.append("weights that are stored in FP32 count as 16 bits, as both engines load them")
         return binding, tuple(warnings)
 
@@ -150,7 +161,7 @@ def model_from_checkpoint(name: str, checkpoint: Checkpoint, *, weights_from: st
         family=family,
         form=form,
         weights_from=weights_from,
-        read_stored=lambda: group_stored(family, checkpoint.tensors, bound()[0].dropped),
-        read_weights=weights,
-        read_remarks=lambda: bound()[1],
+        _read_stored=lambda: group_stored(family, checkpoint.tensors, bound()[0].dropped),
+        _read_weights=weights,
+        _read_remarks=lambda: bound()[1],
     )

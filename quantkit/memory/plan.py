@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
-from quantkit.memory.budget import Band, Budget
+from quantkit.memory.budget import GIB, Band, Budget
 from quantkit.memory.kv_cache import KvCell
 from quantkit.memory.kv_format import KvFormat
 from quantkit.memory.scheme import Scheme
 from quantkit.memory.serving import Demand, MemoryRequest
-from quantkit.memory.weights import RankWeights, Stage
-
-GIB = 2**30
+from quantkit.memory.stage import Stage
+from quantkit.memory.weights import RankWeights
 
 
 class Verdict(StrEnum):
@@ -25,6 +25,14 @@ class Verdict(StrEnum):
     def severity(self) -> int:
         """From 0 up; members stand from the best to the worst."""
         return list(Verdict).index(self)
+
+
+class Tokens(NamedTuple):
+    """That a pool holds at worst, as expected and at best."""
+
+    low: int
+    mid: int
+    high: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +49,8 @@ class StagePlan:
     """Every rank of one pipeline stage: they are alike.
 
     ``copies_gib``: weights that the engine keeps a second time. ``loaded``: what stands before the pool is made, with
-    buffers. ``load_peak_gib``: the most that loading takes. ``num_tokens``: that the pool holds at worst, as expected
-    and at best. ``free_gib``: beside all that; 0 where there is too little.
+    buffers. ``load_peak_gib``: the most that loading takes. ``num_tokens``: that the pool holds. ``free_gib``: beside
+    all that; 0 where there is too little.
     """
 
     stage: Stage
@@ -52,7 +60,7 @@ class StagePlan:
     cell: KvCell
     budget: Budget
     load_peak_gib: float
-    num_tokens: tuple[int, int, int]
+    num_tokens: Tokens
     free_gib: float
     segments: tuple[Segment, ...]
 
@@ -80,7 +88,7 @@ class MemoryPlan:
     kv_format: KvFormat
     demand: Demand
     stages: tuple[StagePlan, ...]
-    num_tokens: tuple[int, int, int]
+    num_tokens: Tokens
     verdict: Verdict
     reasons: tuple[str, ...]
     advice: tuple[str, ...]
@@ -89,12 +97,12 @@ class MemoryPlan:
     @property
     def requests_at_context(self) -> int:
         """Requests of the context's length that the server holds at once, in all its attention replicas."""
-        return self.num_tokens[1] // self.demand.context * self.request.parallel.dp_attention
+        return self.num_tokens.mid // self.demand.context * self.request.parallel.dp_attention
 
     @property
     def tightest(self) -> StagePlan:
         """The stage whose ranks hold the fewest tokens: the server holds no more."""
-        return min(self.stages, key=lambda stage: stage.num_tokens[1])
+        return min(self.stages, key=lambda stage: stage.num_tokens.mid)
 
     @property
     def ranks(self) -> Iterator[tuple[int, StagePlan]]:

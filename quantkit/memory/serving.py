@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from quantkit.engines.parallel import EngineName, Parallel, Shares
+from quantkit.engines.parallel import DEFAULT_ENGINE, EngineName, Parallel, Shares
+from quantkit.engines.tensor_parallel import TpVerdict
 from quantkit.families.config_values import integer
 from quantkit.families.kv_shape import KvShape, LatentKv
 from quantkit.memory.gpus import Gpu
@@ -22,7 +23,7 @@ class MemoryRequest:
     """
 
     gpu: Gpu
-    engine: EngineName = "sglang"
+    engine: EngineName = DEFAULT_ENGINE
     parallel: Parallel = field(default_factory=Parallel)
     scheme: Scheme | None = None
     fraction: float | None = None
@@ -52,11 +53,15 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """Everything decided: what the stages, the budgets and the verdict are made from."""
+    """Everything decided: what the stages, the budgets and the verdict are made from.
+
+    ``split``: the engine's verdict on the sizes, which is no refusal.
+    """
 
     model: Model
     request: MemoryRequest
     scheme: Scheme
+    split: TpVerdict
     groups: tuple[TensorGroup, ...]
     kv_format: KvFormat
     demand: Demand

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from quantkit.errors import UsageError
 from quantkit.families.kv_shape import KvShape
-from quantkit.memory.budget import MIB_PER_GIB, Band, Budget
+from quantkit.memory.budget import GIB, MIB_PER_GIB, Band, Budget
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.gpus import Architecture
 from quantkit.memory.kv_format import KvDtype, KvLayout
@@ -60,31 +60,32 @@ _CLASSES = (
 def _budget(serving: Serving, loaded: Band, cell_bytes: float) -> Budget:
     request, demand, free_gib = serving.request, serving.demand, serving.gpu.free_before_load_gib
     fraction = default_fraction(serving) if request.fraction is None else request.fraction
-    if _uses_aiter(serving) and demand.context > _AITER_FROM_TOKENS and not request.is_fraction_final:
+    scales_fraction = _uses_aiter(serving) and demand.context > _AITER_FROM_TOKENS
+    if scales_fraction and not request.is_fraction_final:
         fraction *= _AITER_FACTOR  # of a given fraction too
     static_gib = free_gib * fraction - (_MULTIMODAL_GIB if _vision_complexity(serving) else 0.0)
     pool = loaded.rest_of(static_gib)
-    num_requests = running_requests(serving, int(max(pool.mid, 0) * 2**30 / cell_bytes))
-    table_gib = (num_requests + 1) * demand.context * _TABLE_ENTRY_BYTES / 2**30
+    num_requests = running_requests(serving, int(max(pool.mid, 0) * GIB / cell_bytes))
+    table_gib = (num_requests + 1) * demand.context * _TABLE_ENTRY_BYTES / GIB
     has_graphs = request.role != "prefill" and not request.is_eager
+    least = f"the decode graphs that were logged ({_DECODE_GRAPHS_GIB} GiB to batch 32)" if has_graphs else "that"
     low = table_gib + (_DECODE_GRAPHS_GIB if has_graphs else 0)
     high = max(low, table_gib + min(_reserved_terms_mib(serving) / MIB_PER_GIB, _MOST_LOGGED_GIB))
-    middle = (low + high) / 2
     return Budget(
         fraction=fraction,
         is_default=request.fraction is None,
         rule="pool = free after load - free before load x (1 - fraction)",
         pool=pool,
-        overhead=Band(low=low, mid=middle, high=high),
+        overhead=Band(low=low, mid=(low + high) / 2, high=high),
         overhead_source=(
             f"table of {num_requests:,} requests x {demand.context:,} tokens x 4 B = {table_gib:.2f} GiB; at "
-            f"least {'the decode graphs that were logged (1.66 GiB to batch 32)' if has_graphs else 'that'}, at most "
-            "activations and graphs as SGLang "
-            f"estimates them or as servers of these models logged ({_MOST_LOGGED_GIB} GiB)"
+            f"least {least}, at most activations and graphs as SGLang estimates them or as servers of these models "
+            f"logged ({_MOST_LOGGED_GIB} GiB)"
         ),
         limit_gib=static_gib,
         whole_gib=free_gib,
         largest_fraction=1 - high / free_gib,
+        scales_fraction=scales_fraction,
         spare_gib=free_gib * (1 - fraction),
     )
 
@@ -214,6 +215,7 @@ SGLANG = EngineRules(
     sizes_pool_with_draft_ends=True,
     logs_local_rows=True,
     refuses_below_one_request=False,
+    takes_max_running_requests=True,
     buffers=Band(low=0.05, mid=0.35, high=1.0),
     check_request=_check_request,
     kv_dtype=_kv_dtype,

@@ -3,18 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from quantkit.engines.parallel import Parallel, Shares, shares_of, stage_layers
+from quantkit.engines.parallel import MOST_GPUS, Parallel, Shares, shares_of
 from quantkit.engines.tensor_parallel import TP_SIZES, Storage, TpVerdict, split_verdict
 from quantkit.errors import UsageError
-from quantkit.families.config_values import flag
 from quantkit.families.kv_shape import HeadKv
-from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.model import Model
 from quantkit.memory.scheme import GROUP_SIZES, Scheme
 from quantkit.memory.serving import MemoryRequest
-from quantkit.memory.weights import Stage
 
-MOST_GPUS = 4096
 SIZE_OPTIONS = {"tp": "--tp", "ep": "--ep", "pp": "--pp", "dp_attention": "--dp-attention", "dcp": "--dcp"}
 
 
@@ -37,9 +33,13 @@ def check_split(model: Model, request: MemoryRequest, scheme: Scheme) -> TpVerdi
     verdict = _verdict(model, request, scheme, parallel)
     if verdict.status == "refused":
         legal = "; ".join(_legal_changes(model, request, scheme))
+        # replicas that do not divide have no flags in vLLM's words
+        is_whole = parallel.tp % parallel.dp_attention == 0
+        words = (
+            parallel.flags(request.engine) if is_whole else f"--tp {parallel.tp} --dp-attention {parallel.dp_attention}"
+        )
         raise UsageError(
-            f"{request.engine} cannot split {model.name} ({scheme}) with {parallel.flags(request.engine)}: "
-            f"{verdict.reason}",
+            f"{request.engine} cannot split {model.name} ({scheme}) with {words}: {verdict.reason}",
             remedy=f"legal, all else equal: {legal}" if legal else "change several of the sizes",
         )
     return verdict
@@ -88,23 +88,6 @@ def shares(model: Model, request: MemoryRequest) -> Shares:
         family=model.family.name,
         num_kv_heads=shape.num_kv_heads if isinstance(shape, HeadKv) else request.parallel.attention_tp,
         num_vision_heads=model.vision_count("num_attention_heads"),
-    )
-
-
-def stages(model: Model, request: MemoryRequest, rules: EngineRules) -> tuple[Stage, ...]:
-    """The pipeline's stages."""
-    num_layers = model.num_layers
-    return tuple(
-        Stage(
-            index=index,
-            first=first,
-            last=last,
-            num_layers=num_layers,
-            num_mtp=model.kv_shape.num_mtp_layers if request.with_mtp and last == num_layers else 0,
-            has_head=last == num_layers or model.family.name in rules.heads_everywhere,
-            is_tied=flag(model.text_config, "tie_word_embeddings", False),
-        )
-        for index, (first, last) in enumerate(stage_layers(num_layers, request.parallel.pp, request.engine))
     )
 
 

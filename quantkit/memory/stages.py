@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 
-from quantkit.memory.budget import Band, Budget, exactly
+from quantkit.memory.budget import GIB, Band, Budget, exactly
 from quantkit.memory.copies import copied_bytes
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.kv_cache import KvCell, kv_cell
-from quantkit.memory.plan import GIB, Segment, StagePlan
+from quantkit.memory.plan import Segment, StagePlan, Tokens
 from quantkit.memory.serving import Serving
-from quantkit.memory.weights import RankWeights, Stage, rank_weights
+from quantkit.memory.stage import Stage
+from quantkit.memory.weights import RankWeights, rank_weights
 
 
 def plan_stage(serving: Serving, stage: Stage, rules: EngineRules) -> StagePlan:
@@ -20,11 +21,10 @@ def plan_stage(serving: Serving, stage: Stage, rules: EngineRules) -> StagePlan:
     ends_gib = serving.ends_bytes / GIB if stage.num_mtp else 0.0
     at_sizing = loaded + exactly(ends_gib if rules.sizes_pool_with_draft_ends else 0.0)
     budget = rules.budget(serving, at_sizing, float(cell.num_bytes))
-    repacked_gib = 0.0
+    pool, repacked_gib = budget.pool, 0.0
     if serving.scheme.experts == "int4":
         repacked_gib = float(weights.largest_layer_expert_bytes * rules.repacked_share) / GIB
     page = rules.page_tokens(serving)
-    low, mid, high = (_tokens(gib, cell, page) for gib in (budget.pool.low, budget.pool.mid, budget.pool.high))
     return StagePlan(
         stage=stage,
         weights=weights,
@@ -34,7 +34,7 @@ def plan_stage(serving: Serving, stage: Stage, rules: EngineRules) -> StagePlan:
         budget=budget,
         # copies are made when all weights are there and repacked
         load_peak_gib=weights.num_bytes / GIB + max(repacked_gib, copies_gib) + ends_gib,
-        num_tokens=(low, mid, high),
+        num_tokens=Tokens(*(_tokens(gib, cell, page) for gib in (pool.low, pool.mid, pool.high))),
         free_gib=max(_left_gib(serving, loaded, budget), 0.0),
         segments=tuple(_segments(serving, weights, loaded.mid, budget, cell)),
     )

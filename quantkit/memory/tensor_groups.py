@@ -5,7 +5,7 @@ A group is what differs in no way that a memory plan could see: same layer, same
 
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from quantkit.checkpoint.header import StoredTensor
@@ -121,12 +121,8 @@ def group_stored(
 
     Raises SourceError for a tensor that a known family does not have.
     """
-    names = _Names(family)
     counts: Counter[StoredKind] = Counter()
-    for tensor in tensors.values():
-        if tensor.name in dropped or _ROTARY in tensor.name:
-            continue
-        place = names.place(tensor.name)
+    for tensor, place in _placed(family, tensors.values(), dropped):
         if place.role is Role.UNKNOWN and family.is_known:
             raise SourceError(
                 f"is no tensor of the family {family.name}, so no engine is known to load it",
@@ -138,9 +134,30 @@ def group_stored(
     return tensor_groups(counts)
 
 
-def _as_loaded(tensor: StoredTensor, place: Place) -> TensorSpec:
+def has_counted_as_16_bits(family: Family, tensors: Mapping[str, StoredTensor], dropped: Container[str] = ()) -> bool:
+    """Whether real headers have a weight in FP32 that counts as 16 bits."""
+    single = (tensor for tensor in tensors.values() if tensor.spec.dtype == F32)
+    return any(counts_as_16_bits(tensor, place) for tensor, place in _placed(family, single, dropped))
+
+
+def counts_as_16_bits(tensor: StoredTensor, place: Place) -> bool:
+    """Whether it is a weight that is stored in FP32 and that engines load in 16 bits."""
     is_weight = tensor.spec.dtype == F32 and "scale" not in tensor.name.rpartition(".")[2]
-    return TensorSpec(BF16, tensor.spec.shape) if is_weight and place.role not in _FP32_ROLES else tensor.spec
+    return is_weight and place.role not in _FP32_ROLES
+
+
+def _placed(
+    family: Family, tensors: Iterable[StoredTensor], dropped: Container[str]
+) -> Iterator[tuple[StoredTensor, Place]]:
+    """What engines load of real headers."""
+    names = _Names(family)
+    for tensor in tensors:
+        if tensor.name not in dropped and _ROTARY not in tensor.name:
+            yield tensor, names.place(tensor.name)
+
+
+def _as_loaded(tensor: StoredTensor, place: Place) -> TensorSpec:
+    return TensorSpec(BF16, tensor.spec.shape) if counts_as_16_bits(tensor, place) else tensor.spec
 
 
 def tensor_groups(counts: Mapping[StoredKind, int]) -> tuple[TensorGroup, ...]:

@@ -3,16 +3,16 @@
 import math
 from collections.abc import Sequence
 
+from quantkit.memory.budget import GIB
 from quantkit.memory.engine_rules import EngineRules
-from quantkit.memory.plan import GIB, StagePlan, Verdict
+from quantkit.memory.plan import StagePlan, Tokens, Verdict
 from quantkit.memory.serving import Serving
 
-_LARGEST_PAGE = 64
 Finding = tuple[Verdict, str]
 
 
 def judge(
-    serving: Serving, stages: Sequence[StagePlan], num_tokens: tuple[int, int, int], rules: EngineRules
+    serving: Serving, stages: Sequence[StagePlan], num_tokens: Tokens, rules: EngineRules
 ) -> tuple[Verdict, tuple[str, ...]]:
     """The worst finding decides; its likes are the reasons, or what fits is."""
     remedy = _fraction_remedy(serving, stages, rules)
@@ -30,15 +30,15 @@ def judge(
 
 def _fraction_remedy(serving: Serving, stages: Sequence[StagePlan], rules: EngineRules) -> str:
     """The fraction from which every stage holds what is asked for, in words; nothing where no fraction does."""
-    fractions = [_smallest_fraction(serving, stage) for stage in stages]
-    if None in fractions or serving.gpu.architecture.is_amd:  # AMD's kernels scale what is given
+    fractions = [_smallest_fraction(serving, stage, rules.page_tokens(serving)) for stage in stages]
+    if None in fractions or any(stage.budget.scales_fraction for stage in stages):
         return ""
     smallest = max(fraction for fraction in fractions if fraction is not None)
     return f"; from {rules.fraction_option} {smallest:.3f} on it holds"
 
 
-def _smallest_fraction(serving: Serving, stage: StagePlan) -> float | None:
-    needed_tokens = -(-serving.demand.tokens // _LARGEST_PAGE) * _LARGEST_PAGE
+def _smallest_fraction(serving: Serving, stage: StagePlan, page_tokens: int) -> float | None:
+    needed_tokens = -(-serving.demand.tokens // page_tokens) * page_tokens
     needed_gib = needed_tokens * float(stage.cell.num_bytes) / GIB
     budget = stage.budget
     # what weights and pool may take grows with the fraction, all else stays
@@ -82,7 +82,7 @@ def _stage_findings(serving: Serving, stage: StagePlan, rules: EngineRules, wher
 
 
 def _demand_findings(
-    serving: Serving, stages: Sequence[StagePlan], num_tokens: tuple[int, int, int], remedy: str, rules: EngineRules
+    serving: Serving, stages: Sequence[StagePlan], num_tokens: Tokens, remedy: str, rules: EngineRules
 ) -> list[Finding]:
     wanted, (low, mid, _) = serving.demand.tokens, num_tokens
     if not wanted and mid < serving.demand.context:
@@ -115,7 +115,7 @@ def _start_findings(serving: Serving, stages: Sequence[StagePlan], rules: Engine
     return [(Verdict.DOES_NOT_FIT, text)]
 
 
-def _what_fits(serving: Serving, num_tokens: tuple[int, int, int]) -> str:
+def _what_fits(serving: Serving, num_tokens: Tokens) -> str:
     low, mid, high = num_tokens
     demand = serving.demand
     band = "" if low == high else f" ({low:,} to {high:,})"

@@ -37,6 +37,7 @@ def _budget(serving: Serving, loaded: Band, cell_bytes: float) -> Budget:
         limit_gib=requested_gib,
         whole_gib=gpu.total_gib,
         largest_fraction=gpu.free_before_load_gib / gpu.total_gib,  # it refuses to start above
+        scales_fraction=False,
         spare_gib=None,
     )
 
@@ -93,6 +94,7 @@ VLLM = EngineRules(
     sizes_pool_with_draft_ends=False,
     logs_local_rows=False,
     refuses_below_one_request=True,
+    takes_max_running_requests=False,
     buffers=exactly(0.0),
     check_request=_check_request,
     kv_dtype=_kv_dtype,

@@ -8,7 +8,8 @@ from enum import StrEnum
 from quantkit.engines.parallel import Shares
 from quantkit.families.family import Role
 from quantkit.memory.placement import place_group
-from quantkit.memory.tensor_groups import Place, TensorGroup
+from quantkit.memory.stage import Stage
+from quantkit.memory.tensor_groups import TensorGroup
 
 
 class Part(StrEnum):
@@ -43,44 +44,6 @@ _PART_OF: Mapping[Role, Part] = {
     Role.VISION: Part.VISION,
     Role.MTP_PROJECTION: Part.MTP,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """Decoder layers ``[first, last)`` of ``num_layers``, and what stands before and behind them.
-
-    ``num_mtp``: MTP layers that are loaded here, on the last stage. ``has_head``: the engine builds the head here, out
-    of the embedding where the two are tied.
-    """
-
-    index: int
-    first: int
-    last: int
-    num_layers: int
-    num_mtp: int = 0
-    has_head: bool = True
-    is_tied: bool = False
-
-    @property
-    def num_own(self) -> int:
-        """Decoder layers of this stage."""
-        return self.last - self.first
-
-    @property
-    def is_last(self) -> bool:
-        return self.last == self.num_layers
-
-    def holds(self, place: Place) -> bool:
-        """Whether the stage loads what stands there. The MTP layer wants the embedding too; a vision tower is loaded
-        by all."""
-        if place.layer is not None:
-            is_own = self.first <= place.layer < self.last
-            return is_own or 0 <= place.layer - self.num_layers < self.num_mtp
-        if place.role is Role.VISION:
-            return True
-        if place.role is Role.EMBEDDING:
-            return self.first == 0 or self.num_mtp > 0 or (self.is_tied and self.has_head)
-        return self.has_head and not self.is_tied if place.role is Role.HEAD else self.is_last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,8 @@
 """Is everything there that the config promises? Compared at the level of logical weights, whatever their storage."""
 
 import re
+from collections.abc import Sequence
+from typing import NoReturn
 
 from quantkit.checkpoint.source import Checkpoint
 from quantkit.codecs.opaque import Opaque
@@ -20,10 +22,18 @@ def check_complete(
     """
     warnings, missing = missing_weights(family, checkpoint, binding)
     if missing and not allow_incomplete:
-        _refuse(missing)
+        remedy = "download the checkpoint again, or pass --allow-incomplete if it is meant to lack them"
+        refuse_missing(missing, remedy=remedy)
     if missing:
         warnings.append(f"{len(missing)} weights are missing ({missing[0].name}, ...): the output will lack them too")
     return warnings, bool(missing)
+
+
+def refuse_missing(missing: Sequence[ExpectedTensor], *, remedy: str) -> NoReturn:
+    """Raise SourceError for weights that must be there and are not; it names the first."""
+    num_more = len(missing) - 1
+    more = f"and {num_more} more {'weight' if num_more == 1 else 'weights'} are" if num_more else "is"
+    raise SourceError(f"config.json promises it, and it {more} missing", tensor=missing[0].name, remedy=remedy)
 
 
 def missing_weights(family: Family, checkpoint: Checkpoint, binding: Binding) -> tuple[list[str], list[ExpectedTensor]]:
@@ -96,12 +106,3 @@ def text_root(binding: Binding) -> str:
         if found and head.endswith("model."):
             return head
     return "model."
-
-
-def _refuse(missing: list[ExpectedTensor]) -> None:
-    more = f" and {len(missing) - 1} more weights are missing" if len(missing) > 1 else " is missing"
-    raise SourceError(
-        f"config.json promises it, and it{more}",
-        tensor=missing[0].name,
-        remedy="download the checkpoint again, or pass --allow-incomplete if it is meant to lack them",
-    )

@@ -135,7 +135,7 @@ def test_every_figure_is_there_with_its_unit(name):
     text = Reader(memory_page(document)).text
     assert [one for plan in plans_of(document) for one in expected_texts(plan) if one not in text] == []
     assert "GiB means 230 bytes" in text  # 2^30: the 30 is raised
-    assert f"quantkit {document['version']}, memory-plan, status ok" in text
+    assert f"quantkit {document['version']}, memory-plan, status {document['status']}" in text
 
 
 def test_figures_stand_behind_their_names():
@@ -176,7 +176,7 @@ def test_without_replicas_nothing_is_said_of_them():
 def test_words_that_depend_on_what_was_asked():
     document = document_of("plan")
     document["demand"]["tokens"] = 0
-    document["role"], document["with_mtp"], document["engine"] = "decode", True, "vllm"
+    document["role"], document["with_mtp"], document["engine_title"] = "decode", True, "vLLM"
     document["budget"]["is_default_fraction"] = False
     document["budget"]["fraction"] = 0.8
     text = Reader(memory_page(document)).text

@@ -193,6 +193,24 @@ def test_both_names_of_mtp_are_one():
     assert "\n  mtp" not in without.out
 
 
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        ("--kv-dtype BFloat16", "--kv-dtype bf16"),
+        ("--kv-dtype half", "--kv-dtype bf16"),
+        ("--kv-dtype auto", ""),
+        ("--kv-dtype fp8_e5m2", "--kv-dtype fp8"),
+        ("--kv-dtype float8_e4m3fn", "--kv-dtype fp8"),
+        (
+            "--engine vllm --gpu b200 --kv-dtype fp8_ds_mla",
+            "--engine vllm --gpu b200 --kv-dtype fp8 --kv-layout packed",
+        ),
+    ],
+)
+def test_kv_dtypes_by_the_words_of_engines_and_of_torch(words, same):
+    assert run(f"glm-5.2 --context 4096 {words}") == run(f"glm-5.2 --context 4096 {same}")
+
+
 def test_words_of_the_engines_and_capitals_are_understood():
     assert run("glm-5.2 --engine SGLang --gpu H200 --to INT4 --kv-dtype fp8_e4m3 --kv-layout Packed --role Both") == (
         run("glm-5.2 --to int4 --kv-dtype fp8 --kv-layout packed")
@@ -346,9 +364,23 @@ def test_a_comparison_fails_where_one_of_the_two_does_not_fit():
     line = "glm-5.2 --compare fp8,int4 --kv-dtype fp8 --context 131072 --concurrency 8 --json"
     result = run(line)
     assert result.code == 5
-    assert result.document()["status"] == "failed"
+    document = result.document()
+    assert [document["status"], *(plan["status"] for plan in document["plans"])] == ["failed", "failed", "ok"]
     assert [line.split(": ")[:2] for line in result.err.splitlines()] == [["does not fit", "FP8"]]
-    assert run(line, "--allow-overcommit").document()["status"] == "ok"
+    document = run(line, "--allow-overcommit").document()
+    assert [document["status"], *(plan["status"] for plan in document["plans"])] == ["ok", "ok", "ok"]
+
+
+def test_a_comparison_is_of_the_ranks_with_the_fewest_tokens():
+    line = "glm-5.2 --compare fp8,int4 --pp 2"
+    text, document = run(line), run(line, "--json").document()
+    least = [min(plan["ranks"], key=lambda rank: rank["kv_tokens"]) for plan in document["plans"]]
+    assert [rank["stage"] for rank in least] == [1, 1]
+    for name, key in (("all weights", "weights_gib"), ("KV pool", "kv_pool_gib")):
+        assert text.cells(name)[1:3] == [f"{rank[key]:.2f}" for rank in least]
+        assert document["difference"][key] == pytest.approx(least[1][key] - least[0][key], abs=1e-4)
+    assert text.cells("KV tokens")[:2] == [f"{rank['kv_tokens']:,}" for rank in least]
+    assert text.cells("KV bytes a token")[0] == f"{least[0]['kv_bytes_per_token']:,}"
 
 
 def test_check_takes_the_flags_of_an_sglang_log(here):
@@ -501,6 +533,14 @@ BAD = [
     ("glm-5.2 --engine tgi", 2, ["--engine tgi is not known", "choose sglang, vllm"]),
     ("glm-5.2 --role encode", 2, ["--role encode is not known", "choose both, prefill, decode"]),
     ("glm-5.2 --kv-dtype int8", 2, ["--kv-dtype int8 is not known", "choose bf16, fp8"]),
+    ("glm-5.2 --kv-dtype fp8_per_token_head", 2, ["--kv-dtype fp8_per_token_head is not known", "choose bf16, fp8"]),
+    (
+        "glm-5.2 --kv-dtype fp8_ds_mla --kv-layout raw",
+        2,
+        ["has packed rows, --kv-layout says raw", "leave --kv-layout"],
+    ),
+    ("glm-4.7 --kv-dtype fp8_ds_mla", 2, ["sparse attention", "give --kv-dtype fp8 for fp8_ds_mla"]),
+    ("glm-5.2 --to bfloat16", 2, ["--scheme bfloat16 is not known", "choose fp8, bf16, int4"]),
     ("glm-5.2 --kv-layout odd", 2, ["--kv-layout odd is not known", "choose raw, packed"]),
     ("glm-5.2 --to int4 --rest int4", 2, ["--rest int4 is not known", "choose bf16, fp8"]),
     ("glm-5.2 --to int4 --group-size 48", 2, ["--group-size 48 is not known", "choose 32, 64, 128"]),
@@ -517,6 +557,7 @@ BAD = [
     ("glm-5.2 --gpu-gib nan", 2, ["--gpu-gib nan is no memory of such a GPU", "from 8 to 10000"]),
     ("glm-5.2 --tp 4096 --pp 94", 2, ["--tp 4096 and --pp 94 make 385024 GPUs", "plan for 4096 at most"]),
     ("glm-5.2 --mem-fraction-static 1.5", 2, ["--mem-fraction-static 1.5 is no share", "give 0.88"]),
+    ("glm-5.2 --check server.log --mem-fraction-static 1.5", 2, ["--mem-fraction-static 1.5 is no share", "give 0.88"]),
     ("glm-5.2 --engine vllm --gpu-memory-utilization 0", 2, ["--gpu-memory-utilization 0 is no share", "give 0.88"]),
     ("glm-5.2 --tp eight", 2, ["eight", "see quantkit memory-plan --help"]),
     ("glm-5.2 --max-running-requests 0", 2, ["--max-running-requests 0 is no count", "give a number from 1"]),
@@ -671,7 +712,8 @@ def test_help_imports_nothing_heavy(tmp_path):
 
 
 def test_a_plan_of_119_thousand_tensors_imports_nothing_heavy(tmp_path):
-    assert sum(group.count for group in read_once("glm-5.2").read_stored()) == 118_629
+    glm = read_once("glm-5.2")
+    assert sum(group.count for group in glm.tensors(glm.scheme)) == 118_629
     result = imported("glm-5.2 --to int4 --html page.html", tmp_path)
     assert result.code == 0
     assert result.cells("all")[2] == "54.36"

@@ -50,7 +50,10 @@ def test_a_build_without_prefill_graphs_printed_the_same_fraction():
         ({"name": "glm-4.5"}, 512 + 12_288 + 1024 + 1024 + 8 * 58),
         ({"is_eager": True}, 512 + 12_288 + 1024),
         ({"role": "decode"}, 10_240),
-        ({"role": "decode", "with_mtp": True}, 10_240),
+        (
+            {"role": "decode", "with_mtp": True, "max_running_requests": 1024, "parallel": Parallel(tp=8, pp=8)},
+            512 + 6144 + 8192 + 1024,
+        ),
         ({"role": "decode", "parallel": Parallel(tp=8, pp=8)}, 512 + 3072 + 8192 + 1024),
     ],
 )
@@ -92,7 +95,7 @@ def test_speculation_runs_48_requests():
 def test_glm_5_2_on_h200():
     """What INT4 buys: the same rule on both sides."""
     tokens = {
-        name: plan("glm-5.2", scheme=scheme, kv_dtype=FP8).num_tokens[1]
+        name: plan("glm-5.2", scheme=scheme, kv_dtype=FP8).num_tokens.mid
         for name, scheme in (("fp8", None), ("int4", INT4), ("int4, rest fp8", INT4_FP8))
     }
     assert tokens == {"fp8": 655_680, "int4": 1_328_960, "int4, rest fp8": 1_390_848}
@@ -103,7 +106,7 @@ def test_glm_5_2_on_h200():
 def test_the_gain_does_not_depend_on_the_fraction():
     for fraction in (0.8, 0.85, 0.9):
         before, after = (
-            plan("glm-5.2", scheme=scheme, kv_dtype=FP8, fraction=fraction).num_tokens[1] for scheme in (None, INT4)
+            plan("glm-5.2", scheme=scheme, kv_dtype=FP8, fraction=fraction).num_tokens.mid for scheme in (None, INT4)
         )
         assert after - before == pytest.approx(673_280, abs=64)
 
@@ -112,7 +115,7 @@ def test_no_layout_of_36_gib_gives_the_published_increment():
     """'1.18 million more tokens': 36 GiB would have to hold tokens of 32.8 kB."""
     gains = []
     for dtype in KvDtype:
-        before, after = (plan("glm-5.2", scheme=scheme, kv_dtype=dtype).num_tokens[1] for scheme in (None, INT4_FP8))
+        before, after = (plan("glm-5.2", scheme=scheme, kv_dtype=dtype).num_tokens.mid for scheme in (None, INT4_FP8))
         gains.append(after - before)
     assert gains == [pytest.approx(428_096, abs=128), pytest.approx(735_168, abs=128)]
     assert max(gains) < 0.65 * 1_180_000
@@ -127,7 +130,7 @@ def test_kimi_k2_6_context_in_the_pool_that_the_figures_imply():
     # and the plan's own pool is of that size
     planned = plan("kimi-k2.6", engine="vllm", fraction=0.9, kv_dtype=FP8)
     assert planned.stages[0].budget.pool.mid == pytest.approx(44.9, rel=0.05)
-    assert planned.num_tokens[0] == pytest.approx(1_370_000, rel=0.002)  # the worst that was logged is this server
+    assert planned.num_tokens.low == pytest.approx(1_370_000, rel=0.002)  # the worst that was logged is this server
 
 
 def test_published_totals_of_glm_5_2():
@@ -149,12 +152,14 @@ def test_the_overhead_band_is_what_was_logged():
             total_gib = gpu_named(row.gpu).total_gib
             logged[row.name] = total_gib * row.fraction - row.pool_gib - stage.weights_gib - stage.copies_gib
     told = {one.server: one.overhead_gib for one in OBSERVATIONS}
-    for server_name, row_name in (
-        ("GLM-5.1-FP8, 8 x H200, 0.19", "GLM-5.1-FP8, 8 x H200, vLLM 0.19, eager"),
-        ("GLM-5.1-FP8, 8 x H200, later", "GLM-5.1-FP8, 8 x H200, vLLM later, eager"),
-        ("Kimi-K2-Thinking, 8 x H200, 2025-11", "Kimi-K2-Thinking, 8 x H200, vLLM 2025-11"),
-    ):
+    rows = {
+        "GLM-5.1-FP8, 8 x H200, 0.19": "GLM-5.1-FP8, 8 x H200, vLLM 0.19, eager",
+        "GLM-5.1-FP8, 8 x H200, later": "GLM-5.1-FP8, 8 x H200, vLLM later, eager",
+        "Kimi-K2-Thinking, 8 x H200, 2025-11": "Kimi-K2-Thinking, 8 x H200, vLLM 2025-11",
+    }
+    for server_name, row_name in rows.items():
         assert told[server_name] == pytest.approx(logged[row_name], abs=0.06)
+    assert {row.name for row in ROWS if row.calibrates} == set(rows.values())
     k2_6 = plan("kimi-k2.6", engine="vllm", context=4096).stages[0]
     assert told["Kimi-K2.6, 8 x H200, published context"] == pytest.approx(
         0.9 * 139.8 - 44.9 - k2_6.weights_gib - k2_6.copies_gib, abs=0.06

@@ -6,7 +6,7 @@ import pytest
 
 from quantkit.engines.parallel import Parallel
 from quantkit.errors import SourceError, UsageError
-from quantkit.memory.check import Comparison, compare_with_log, doubts, model_of_log, request_of_log
+from quantkit.memory.check import Comparison, compare_with_log, doubts, model_of_log, plan_of_log, request_of_log
 from quantkit.memory.engine_log import read_engine_log
 from quantkit.memory.gpus import GPUS
 from quantkit.memory.kv_format import KvDtype, KvLayout
@@ -205,10 +205,52 @@ def test_what_is_given_goes_before_the_log(name, read):
         assert sizes(kept) == {**expected, name: value}
 
 
-def test_replicas_that_are_given_multiply_the_ranks_that_vllm_logs(read):
-    request = MemoryRequest(gpu=H200, parallel=Parallel(dp_attention=4))
-    found = request_of_log(read(VLLM), request, frozenset({"dp_attention"}))
-    assert (found.parallel.tp, found.parallel.dp_attention) == (16, 4)
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"dp_attention": 4}, Parallel(tp=16, ep=16, dp_attention=4)),
+        ({"tp": 16}, Parallel(tp=16, ep=16, dp_attention=2)),
+        ({"dp_attention": 4, "ep": 1}, Parallel(tp=16, ep=1, dp_attention=4)),
+    ],
+)
+def test_replicas_that_are_given_multiply_the_ranks_that_vllm_logs(given, expected, read):
+    request = MemoryRequest(gpu=H200, parallel=Parallel(**given))
+    assert request_of_log(read(VLLM), request, frozenset(given)).parallel == expected
+    assert plan_of_log(read(VLLM), model("glm-4.7"), request, frozenset(given)).request.parallel == expected
+
+
+def test_what_is_given_is_not_looked_at_in_the_log(read):
+    log = read(VLLM.replace("data_parallel_size=2", "data_parallel_size=99999"))
+    request = MemoryRequest(gpu=H200, parallel=Parallel(dp_attention=2))
+    assert request_of_log(log, request, frozenset({"dp_attention"})).parallel == Parallel(tp=8, ep=8, dp_attention=2)
+    with pytest.raises(SourceError, match="line 4: dp 99999 is not possible"):
+        request_of_log(log, request, frozenset())
+
+
+def test_what_the_model_does_not_have_is_left_out_of_the_plan(read):
+    text = SGLANG.replace("'tp_size'", "'speculative_algorithm': 'EAGLE', 'tp_size'")
+    longer = text.replace("131072", "262144")
+    for name, logged, expected in (
+        ("kimi-k2", text, (False, 131_072)),
+        ("glm-5.2", text, (True, 131_072)),
+        ("kimi-k2", longer, (False, None)),
+        ("glm-5.2", longer, (True, 262_144)),
+    ):
+        planned = plan_of_log(read(logged), model(name), MemoryRequest(gpu=H200), frozenset()).request
+        assert (planned.with_mtp, planned.context) == expected
+    request = MemoryRequest(gpu=H200, context=262_144)
+    with pytest.raises(SourceError, match="with what this log says of the server: --context 262144"):
+        plan_of_log(read(text), model("kimi-k2"), request, frozenset({"context"}))
+
+
+def test_a_log_that_does_not_go_with_the_model_is_an_error_of_the_log(read):
+    log = read(SGLANG.replace("'tp_size': 8", "'tp_size': 7"))
+    with pytest.raises(SourceError, match="with what this log says of the server: sglang cannot split") as caught:
+        plan_of_log(log, model("glm-5.2"), MemoryRequest(gpu=H200), frozenset())
+    assert caught.value.remedy == "name the model that was served, or the option that the log has wrong"
+    excerpt = read("".join(SGLANG.splitlines(keepends=True)[1:3]))  # tells nothing, so that the mistake is the user's
+    with pytest.raises(UsageError, match="sglang cannot split"):
+        plan_of_log(excerpt, model("glm-5.2"), MemoryRequest(gpu=H200, parallel=Parallel(tp=7)), frozenset({"tp"}))
 
 
 def test_a_log_without_arguments_leaves_the_request_alone(read):
@@ -233,11 +275,28 @@ def test_kv_dtypes_by_the_words_of_sglang(logged, expected, read):
 
 @pytest.mark.parametrize(
     ("logged", "expected"),
-    [("auto", None), ("bfloat16", KvDtype.BF16), ("fp8", KvDtype.FP8), ("fp8_e5m2", KvDtype.FP8)],
+    [
+        ("auto", None),
+        ("bfloat16", KvDtype.BF16),
+        ("torch.bfloat16", KvDtype.BF16),
+        ("fp8", KvDtype.FP8),
+        ("fp8_e5m2", KvDtype.FP8),
+    ],
 )
 def test_kv_dtypes_by_the_words_of_vllm(logged, expected, read):
     log = read(VLLM.replace("kv_cache_dtype=fp8_e4m3", f"kv_cache_dtype={logged}"))
     assert request_of_log(log, MemoryRequest(gpu=H200), frozenset()).kv_dtype == expected
+
+
+def test_the_packed_layout_is_told_by_its_word(read):
+    log = read(VLLM.replace("kv_cache_dtype=fp8_e4m3", "kv_cache_dtype=fp8_ds_mla"))
+    for request, given, expected in (
+        ({}, (), (KvDtype.FP8, KvLayout.PACKED)),
+        ({"kv_layout": KvLayout.RAW}, (), (KvDtype.FP8, KvLayout.RAW)),
+        ({"kv_dtype": KvDtype.FP8}, ("kv_dtype",), (KvDtype.FP8, None)),
+    ):
+        found = request_of_log(log, MemoryRequest(gpu=GPUS["b200"], **request), frozenset(given))
+        assert (found.kv_dtype, found.kv_layout) == expected
 
 
 def test_the_log_of_another_engine_is_refused_where_one_is_given(read):
@@ -321,7 +380,7 @@ def test_the_stage_with_the_least_room_is_compared(check):
         gpu=H200, parallel=Parallel(tp=8, pp=2), fraction=0.87, context=131_072, kv_dtype=KvDtype.FP8
     )
     stages = make_memory_plan(model("glm-5.2"), request, with_advice=False).stages
-    tokens = [stage.num_tokens[1] for stage in stages]
+    tokens = [stage.num_tokens.mid for stage in stages]
     assert tokens[0] != tokens[1]
     least = stages[tokens.index(min(tokens))]
     assert rows["KV tokens"].planned == min(tokens)
@@ -401,7 +460,7 @@ def test_e5m2_is_fp8_too(read):
     assert request_of_log(read(text), MemoryRequest(gpu=H200), frozenset()).kv_dtype is KvDtype.FP8
 
 
-@pytest.mark.parametrize("dtype", ["nvfp4", "int8_per_token_head"])
+@pytest.mark.parametrize("dtype", ["nvfp4", "int8_per_token_head", "fp8_per_token_head"])
 def test_a_kv_dtype_that_is_not_planned_is_no_other(dtype, read):
     log = read(VLLM.replace("kv_cache_dtype=fp8_e4m3", f"kv_cache_dtype={dtype}"))
     with pytest.raises(SourceError, match=f"line 4: the KV dtype {dtype} is none that is planned") as caught:

@@ -9,7 +9,8 @@ import pytest
 
 from quantkit.errors import SourceError
 from quantkit.memory import engine_log
-from quantkit.memory.engine_log import EngineLog, LoggedValue, read_engine_log
+from quantkit.memory.engine_log import EngineLog, read_engine_log
+from quantkit.memory.engine_log_lines import ARGUMENTS, KEYS, NUMBERS, LoggedValue
 
 # SGLang 0.5.23: GLM-5.2-FP8 with MTP on two of eight ranks
 SGLANG = """\
@@ -255,13 +256,13 @@ def test_vllm(tmp_path: Path) -> None:
         "tp": 8,
         "pp": 1,
         "dp": 1,
-        "ep": 8,
+        "is_expert_parallel": "True",
         "dcp": 1,
         "max_running_requests": 256,
         "context": 202752,
     }
     assert log.values["weights_gib"].line == 6
-    assert log.values["ep"].line == 2
+    assert log.values["is_expert_parallel"].line == 2
 
 
 def test_vllm_engines_of_data_parallelism_are_one_start(tmp_path: Path) -> None:
@@ -289,7 +290,7 @@ Maximum concurrency for 131,072 tokens per request: 9.19x
         "tp": 2,
         "pp": 2,
         "dp": 4,
-        "ep": 8,
+        "is_expert_parallel": "True",
         "context": 131072,
     }
 
@@ -536,3 +537,12 @@ def test_a_start_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(engine_log, "_MAX_NUMBERS", 100)
     line = "(Worker pid=33) INFO 10-02 09:02:50 [gpu_worker.py:772] Available KV cache memory: 30.00 GiB\n"
     assert failure(tmp_path, VLLM + line * 120).startswith("engine.log: has more than 100 figures of one start (line ")
+
+
+def test_every_key_is_in_the_table() -> None:
+    numbers = {number.key for number in NUMBERS}
+    assert KEYS.keys() == numbers | {key for names in ARGUMENTS.values() for key in names.values()}
+    assert {key for key in numbers if KEYS[key].kind == "word"} == set()
+    assert {key for key, rule in KEYS.items() if rule.is_memory} == {
+        *("weights_gib", "free_before_load_gib", "free_after_load_gib", "kv_pool_gib", "kv_tokens", "graph_gib")
+    }

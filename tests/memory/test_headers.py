@@ -8,10 +8,13 @@ from quantkit.engines.parallel import Parallel
 from quantkit.errors import RecipeError, SourceError, UsageError
 from quantkit.memory.gpus import GPUS
 from quantkit.memory.make import make_memory_plan
-from quantkit.memory.model import model_from_checkpoint
+from quantkit.memory.model import model_from_checkpoint, model_from_config
 from quantkit.memory.scheme import Scheme
 from quantkit.memory.serving import MemoryRequest
+from quantkit.weights.binding import bind_weights
+from quantkit.weights.completeness import check_complete
 from tests.memory.plans import FP8, INT4
+from tests.published import published_config
 
 EXPERT = "model.layers.1.mlp.experts.0.gate_proj"
 
@@ -94,6 +97,43 @@ def test_fp32_weights_count_as_the_16_bits_that_engines_load(tiny_checkpoint):
     assert single.stages[0].weights.num_bytes == half.stages[0].weights.num_bytes + router
     assert "weights that are stored in FP32 count as 16 bits, as both engines load them" in single.assumptions
     assert not any("FP32" in text for text in half.assumptions)
+
+
+def test_a_router_in_fp32_is_counted_and_called_as_it_is(tiny_checkpoint):
+    source = tiny_checkpoint(source_format="bf16")
+    plain = num_bytes(read(source).tensors(INT4))
+    router = source.tensor("model.layers.1.mlp.gate.weight")
+    source.put("model.layers.1.mlp.gate.weight", router.float())
+    source.put("model.layers.1.mlp.rotary_emb.weight", torch.zeros(8))  # is left out, whatever its dtype
+    assert num_bytes(read(source).tensors(INT4)) == plain + 2 * router.numel()
+    assert read(source).remarks == ()
+    norm = "model.layers.0.input_layernorm.weight"
+    source.put(norm, source.tensor(norm).float())
+    assert num_bytes(read(source).tensors(INT4)) == plain + 2 * router.numel()
+    assert read(source).remarks == ("weights that are stored in FP32 count as 16 bits, as both engines load them",)
+
+
+@pytest.mark.parametrize(
+    ("num_missing", "words"), [(1, "is"), (2, "and 1 more weight are"), (4, "and 3 more weights are")]
+)
+def test_missing_weights_are_counted(num_missing, words, tiny_checkpoint):
+    source = tiny_checkpoint(source_format="bf16")
+    names = [f"model.layers.1.mlp.experts.{expert}.gate_proj.weight" for expert in range(num_missing)]
+    for name in names:
+        source.shards[source.shard_of(name)].pop(name)
+    message = f"config.json promises it, and it {words} missing"
+    model = read(source)  # headers are read later
+    with pytest.raises(SourceError) as planned:
+        model.tensors(model.scheme)
+    assert planned.value.message == message
+    assert str(planned.value) == f"{names[0]}: {message}; plan from its config.json alone, or download the rest"
+    checkpoint = open_checkpoint(source.directory)
+    binding = bind_weights(checkpoint.tensors, model.form, model.family.fused_experts)
+    with pytest.raises(SourceError) as converted:
+        check_complete(model.family, checkpoint, binding, allow_incomplete=False)
+    assert str(converted.value) == (
+        f"{names[0]}: {message}; download the checkpoint again, or pass --allow-incomplete if it is meant to lack them"
+    )
 
 
 @pytest.mark.parametrize("scheme", [FP8, Scheme(experts="int4", rest="fp8", group_size=32)])
@@ -194,3 +234,10 @@ def test_layers_times_experts_are_bounded(tiny_checkpoint):
     source.write()
     with pytest.raises(SourceError, match="1000 layers of 4000 experts are more than any model has"):
         make(read(source))
+
+
+@pytest.mark.parametrize("name", ["glm-5.2", "glm-4.5", "kimi-k2"])
+def test_a_model_without_layers_is_refused(name):
+    config = {**published_config(name), "num_hidden_layers": 0}
+    with pytest.raises(SourceError, match="num_hidden_layers is 0, not a count from 1"):
+        make(model_from_config(name, config, weights_from="config"))

@@ -50,7 +50,7 @@ def hub(tmp_path, monkeypatch):
 
 
 def stored_bytes(model):
-    return sum(group.count * group.spec.num_bytes for group in model.read_stored())
+    return sum(group.count * group.spec.num_bytes for group in model.tensors(model.scheme))
 
 
 def file_bytes(directory):

@@ -4,8 +4,12 @@ import pytest
 
 from quantkit.engines.parallel import Parallel, stage_layers
 from quantkit.errors import UsageError
+from quantkit.memory.gpus import GPUS
+from quantkit.memory.make import decide
+from quantkit.memory.model import Model
 from quantkit.memory.scheme import Scheme
-from tests.memory.plans import FP8, INT4, INT4_FP8, plan
+from quantkit.memory.serving import MemoryRequest
+from tests.memory.plans import FP8, INT4, INT4_FP8, model, plan, serving
 
 TO_16, SMALLER = "--tp 1, 2, 4, 8, 16", "--group-size 32, 64"
 
@@ -68,6 +72,32 @@ def test_sizes_that_do_not_divide_are_refused_for_families_that_are_not_known_to
         plan("qwen3-235b-a22b", engine=engine, parallel=Parallel(**parallel))
 
 
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_more_replicas_than_ranks_are_refused_in_our_words(engine):
+    with pytest.raises(UsageError) as error:
+        plan("glm-5.2", engine=engine, parallel=Parallel(tp=8, dp_attention=16))
+    assert error.value.message == (
+        f"{engine} cannot split glm-5.2 (FP8) with --tp 8 --dp-attention 16: 16 attention replicas do not divide TP 8"
+    )
+    with pytest.raises(AssertionError):
+        _ = Parallel(tp=8, dp_attention=16).attention_tp
+
+
+def test_the_split_is_checked_before_it_is_used(monkeypatch):
+    def fail(model, scheme):
+        raise AssertionError
+
+    monkeypatch.setattr(Model, "tensors", fail)
+    for parallel in (Parallel(tp=8, ep=3), Parallel(tp=8, dp_attention=3), Parallel(tp=7)):
+        with pytest.raises(UsageError, match="cannot split"):
+            decide(model("glm-5.2"), MemoryRequest(gpu=GPUS["h200"], parallel=parallel))
+
+
+def test_the_verdict_on_the_split_is_kept():
+    assert serving("glm-5.2").split.status == "ok"
+    assert serving("qwen3-235b-a22b").split.status == "unknown"
+
+
 @pytest.mark.parametrize("size", ["tp", "ep", "pp", "dp_attention", "dcp"])
 def test_sizes_below_one_are_refused(size):
     with pytest.raises(UsageError, match="0 is no size; give one from 1 to 4096"):
@@ -75,19 +105,21 @@ def test_sizes_below_one_are_refused(size):
 
 
 @pytest.mark.parametrize(
-    ("name", "parallel", "request_"),
+    ("name", "parallel", "request_", "kernels"),
     [
-        ("glm-4.7", {"tp": 8, "ep": 8}, {"scheme": int4(128)}),
-        ("glm-5.2", {"tp": 32, "ep": 32, "dp_attention": 32}, {"scheme": INT4, "engine": "vllm", "context": 4096}),
-        ("glm-5.2", {"tp": 8, "dcp": 8}, {}),
-        ("glm-4.5", {"tp": 16, "dcp": 2}, {"engine": "vllm", "context": 4096}),
-        ("kimi-k2.5", {"tp": 16, "ep": 4}, {}),
-        ("glm-5.2", {"tp": 64}, {"scheme": INT4}),
+        ("glm-4.7", {"tp": 8, "ep": 8}, {"scheme": int4(128)}, ("marlin", "triton")),
+        ("glm-5.2", {"tp": 32, "ep": 32, "dp_attention": 32}, {"scheme": INT4, "engine": "vllm"}, ("marlin",)),
+        ("glm-5.2", {"tp": 8, "dcp": 8}, {}, ()),
+        ("glm-4.5", {"tp": 16, "dcp": 2}, {"engine": "vllm"}, ()),
+        ("kimi-k2.5", {"tp": 16, "ep": 4}, {}, ("marlin", "triton")),
+        ("glm-5.2", {"tp": 64}, {"scheme": INT4}, ("triton",)),
     ],
 )
-def test_allowed(name, parallel, request_):
-    made = plan(name, parallel=Parallel(**parallel), **request_)
-    assert made.stages[0].weights.num_bytes > 0
+def test_allowed(name, parallel, request_, kernels):
+    request = MemoryRequest(gpu=GPUS["h200"], parallel=Parallel(**parallel), **request_)
+    split = decide(model(name), request).split
+    assert (split.status, split.kernels) == ("ok", kernels)
+    assert plan(name, parallel=request.parallel, **request_).stages
 
 
 def test_flags_are_the_engines_own():

@@ -7,7 +7,7 @@ from quantkit.errors import UsageError
 from quantkit.memory.gpus import GPUS, gpu_named
 from quantkit.memory.kv_format import KvDtype
 from quantkit.memory.make import make_memory_plan
-from quantkit.memory.plan import Verdict
+from quantkit.memory.plan import Tokens, Verdict
 from quantkit.memory.serving import MemoryRequest
 from tests.memory.plans import INT4, model, plan
 
@@ -21,6 +21,7 @@ def test_it_fits():
         "the pool of every rank holds 1,328,960 tokens (1,316,032 to 1,334,912); "
         "10 x 131,072 = 1,310,720 are asked for",
     )
+    assert made.num_tokens == Tokens(low=1_316_032, mid=1_328_960, high=1_334_912)
     assert made.advice == ()
 
 
@@ -59,6 +60,33 @@ def test_a_fraction_that_is_too_small_names_the_one_that_holds():
     assert plan("glm-5.2", kv_dtype=FP8, fraction=smallest - 0.001, context=131_072).verdict is Verdict.DOES_NOT_FIT
 
 
+@pytest.mark.parametrize(
+    ("name", "request_", "is_told"),
+    [
+        ("glm-5.2", {"engine": "sglang", "gpu": "mi355x"}, True),  # sparse attention has kernels of its own
+        ("glm-4.5", {"engine": "vllm", "gpu": "mi355x"}, True),
+        ("glm-4.5", {"engine": "sglang", "gpu": "mi355x"}, False),  # its kernels scale what is given
+        ("glm-4.5", {"engine": "sglang", "gpu": "mi355x", "is_fraction_final": True}, False),
+        ("glm-4.5", {"engine": "sglang", "gpu": "h200"}, True),
+    ],
+)
+def test_the_fraction_that_holds_is_told_where_the_engine_takes_it_as_given(name, request_, is_told):
+    made = plan(name, fraction=0.3, context=131_072, concurrency=1, **request_)
+    assert made.verdict is Verdict.DOES_NOT_FIT
+    assert made.stages[0].budget.scales_fraction is not is_told
+    assert all(("on it holds" in reason) is is_told for reason in made.reasons)
+
+
+def test_the_fraction_that_holds_counts_the_engines_own_pages():
+    """vLLM's pages of KV heads are 16 tokens: with 64 the fraction would be 0.723."""
+
+    def of(fraction):
+        return plan("glm-4.5", engine="vllm", fraction=fraction, context=241, concurrency=1000)
+
+    assert all(reason.endswith("; from --gpu-memory-utilization 0.722 on it holds") for reason in of(0.6).reasons)
+    assert of(0.722).num_tokens.mid >= 241_000 > of(0.721).num_tokens.mid
+
+
 def test_a_fraction_that_leaves_too_little_for_the_overhead():
     made = plan("glm-5.2", kv_dtype=FP8, context=131_072, fraction=0.98)
     assert made.verdict is Verdict.DOES_NOT_FIT
@@ -78,7 +106,7 @@ def test_the_table_of_requests_counts_against_the_slack():
 def test_not_one_request_of_the_models_context_is_no_fit():
     made = plan("kimi-k2")
     assert made.verdict is Verdict.TIGHT
-    assert made.num_tokens[1] == 6602
+    assert made.num_tokens.mid == 6602
     assert any(
         "not one request of the model's 131,072 tokens fits: the longest has 6,602" in one for one in made.reasons
     )
@@ -126,13 +154,13 @@ def test_vllm_refuses_a_share_that_is_not_free():
 def test_replicas_share_the_requests():
     made = plan("glm-5.2", scheme=INT4, kv_dtype=FP8, context=4096, concurrency=64, parallel=Parallel(dp_attention=8))
     assert (made.demand.concurrency, made.demand.per_replica, made.demand.tokens) == (64, 8, 32_768)
-    assert made.requests_at_context == made.num_tokens[1] // 4096 * 8
+    assert made.requests_at_context == made.num_tokens.mid // 4096 * 8
 
 
 def test_the_least_stage_holds_for_all():
     made = plan("glm-5.2", kv_dtype=FP8, parallel=Parallel(tp=8, pp=4))
-    assert made.num_tokens[1] == min(stage.num_tokens[1] for stage in made.stages)
-    assert len({stage.num_tokens[1] for stage in made.stages}) > 1
+    assert made.num_tokens.mid == min(stage.num_tokens.mid for stage in made.stages)
+    assert len({stage.num_tokens.mid for stage in made.stages}) > 1
     assert [rank for rank, _ in made.ranks] == list(range(32))
 
 
@@ -192,4 +220,4 @@ def test_what_is_advised_is_what_is_planned():
     made = advice("glm-5.2", context=131_072, concurrency=4)
     line = next(line for line in made.advice if line.startswith("FP8 KV cache"))
     changed = advice("glm-5.2", context=131_072, concurrency=4, kv_dtype=FP8)
-    assert line.endswith(f"{changed.num_tokens[1]:,} tokens a rank")
+    assert line.endswith(f"{changed.num_tokens.mid:,} tokens a rank")

@@ -9,9 +9,9 @@ import pytest
 from quantkit.checkpoint.source import open_checkpoint
 from quantkit.engines.parallel import Parallel
 from quantkit.errors import RecipeError, SourceError, UsageError
+from quantkit.memory.budget import GIB
 from quantkit.memory.kv_format import KvDtype
 from quantkit.memory.model import model_from_checkpoint, model_from_config
-from quantkit.memory.plan import GIB
 from quantkit.memory.scheme import Scheme
 from quantkit.memory.weights import Part
 from quantkit.weights.from_config import assumed_checkpoint
@@ -66,7 +66,7 @@ def test_others(name, tp, gib):
 def test_what_rest_fp8_is_worth():
     saved_gib = weights_gib("glm-5.2", scheme=INT4) - weights_gib("glm-5.2", scheme=INT4_FP8)
     assert saved_gib == pytest.approx(3.11, abs=0.01)
-    bf16, fp8 = (plan("glm-5.2", scheme=one, kv_dtype=KvDtype.FP8).num_tokens[1] for one in (INT4, INT4_FP8))
+    bf16, fp8 = (plan("glm-5.2", scheme=one, kv_dtype=KvDtype.FP8).num_tokens.mid for one in (INT4, INT4_FP8))
     assert fp8 - bf16 == pytest.approx(saved_gib * GIB / 53_940, abs=64)
     assert fp8 - bf16 == 61_888
 
@@ -74,7 +74,7 @@ def test_what_rest_fp8_is_worth():
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_one_rank_holds_the_whole_checkpoint_without_copies_of_its_ends(name):
     config = published_config(name)
-    stage = plan(name, parallel=Parallel(tp=1), with_mtp=bool(model(name).kv_shape.num_mtp_layers)).stages[0]
+    stage = plan(name, parallel=Parallel(tp=1), with_mtp=bool(model(name).num_mtp_layers)).stages[0]
     checkpoint = assumed_checkpoint(config, Path("config.json"))
     last = model(name).num_layers
     copied = sum(
@@ -90,8 +90,8 @@ def test_headers_and_config_give_the_same_groups(name):
     config = published_config(name)
     read = model_from_checkpoint(name, assumed_checkpoint(config, Path("config.json")), weights_from="headers")
     promised = model(name)
-    assert set(read.read_stored()) == set(promised.read_stored())
-    assert sum(group.count for group in read.read_stored()) == len(assumed_checkpoint(config, Path("c")).tensors)
+    assert set(read.tensors(read.scheme)) == set(promised.tensors(promised.scheme))
+    assert sum(group.count for group in read.tensors(read.scheme)) == len(assumed_checkpoint(config, Path("c")).tensors)
 
 
 @pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
@@ -100,7 +100,7 @@ def test_real_headers_and_config_agree(model_type, tmp_path):
     checkpoint = open_checkpoint(source.directory)
     read = model_from_checkpoint("tiny", checkpoint, weights_from="headers")
     promised = model_from_config("tiny", json.loads((source.directory / "config.json").read_text()), weights_from="c")
-    assert set(read.read_stored()) == set(promised.read_stored())
+    assert set(read.tensors(read.scheme)) == set(promised.tensors(promised.scheme))
     int4 = Scheme(experts="int4", rest="bf16", group_size=32)
     assert set(read.tensors(int4)) == set(promised.tensors(int4))
 
@@ -200,8 +200,9 @@ def test_a_tensor_that_the_family_does_not_have_is_refused(tmp_path):
     name = "model.layers.0.mystery.weight"
     stored = dataclasses.replace(next(iter(checkpoint.tensors.values())), name=name)
     strange = dataclasses.replace(checkpoint, tensors={**checkpoint.tensors, name: stored})
+    read = model_from_checkpoint("tiny", strange, weights_from="headers")
     with pytest.raises(SourceError, match="is no tensor of the family") as error:
-        model_from_checkpoint("tiny", strange, weights_from="headers").read_stored()
+        read.tensors(read.scheme)
     assert error.value.tensor == name
 
 

@@ -20,6 +20,7 @@ from quantkit.checkpoint.output import WORK_NAME
 from quantkit.convert import spool as spool_module
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import convert_checkpoint
+from quantkit.convert.ranks import convert_share, finalize
 from quantkit.errors import ResourceError, SourceError, UsageError
 from quantkit.plan.make import make_plan
 from quantkit.sources import resolve_source
@@ -142,6 +143,14 @@ def test_a_disk_without_room_for_output_and_spool_is_said_first(hub, tmp_path, m
     with pytest.raises(ResourceError, match="are free"):
         convert(tmp_path / "out", spool_bytes=1 << 30)
     assert not [one for one in shard_requests(hub) if "range" not in one.headers]
+
+
+def test_ranks_stream_their_shares(hub, source, tmp_path):
+    for rank in range(3):
+        convert_share(conversion(tmp_path / "out", rank=rank, world_size=3, spool_bytes=largest(source)))
+    finalize(conversion(tmp_path / "out"))
+    convert(tmp_path / "whole", keeps_source=True)
+    assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "whole")
 
 
 def answer_status(status, **headers):

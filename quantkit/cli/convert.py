@@ -1,11 +1,15 @@
 """`quantkit convert`: the main job."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quantkit.cli import options as opt
+from quantkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from quantkit.convert.conversion import Executor
 
 
 def register(app: typer.Typer) -> None:
@@ -32,6 +36,8 @@ def convert(
     rank: opt.RankOption = None,
     world_size: opt.WorldSizeOption = None,
     finalize: opt.FinalizeOption = False,
+    executor: opt.ExecutorOption = "local",
+    ray_address: opt.RayAddressOption = None,
     jobs: opt.JobsOption = None,
     quiet: opt.QuietOption = False,
     as_json: opt.JsonOption = False,
@@ -55,6 +61,8 @@ def convert(
     from quantkit.convert.ranks import finalize as finalize_ranks
     from quantkit.machine import available_cores
 
+    if executor == "ray" and Path(source).is_dir():
+        source = str(Path(source).resolve())  # other machines begin elsewhere
     request = PlanRequest(
         source=source,
         recipe=recipe,
@@ -67,6 +75,7 @@ def convert(
         allow_incomplete=allow_incomplete,
         headers_only=dry_run or not keep_source,
     )
+    opt.check_executor(executor, ray_address=ray_address, rank=rank, finalize=finalize)
     opt.check_sharing(rank=rank, world_size=world_size, finalize=finalize, resume=resume)
     num_jobs = jobs or available_cores()
     if output is not None:
@@ -79,7 +88,7 @@ def convert(
     with render.progress("convert", is_quiet=quiet) as advance:
         conversion = Conversion(
             plan=made,
-            target=target,
+            target=target.resolve() if executor == "ray" else target,
             num_jobs=num_jobs,
             provenance=resolved.provenance,
             repository=resolved.repository,
@@ -92,8 +101,17 @@ def convert(
         if rank is not None:
             share = convert_share(conversion)
         else:
-            report = finalize_ranks(conversion) if finalize else convert_checkpoint(conversion)
+            cluster = _ray(ray_address) if executor == "ray" else None
+            report = finalize_ranks(conversion) if finalize else convert_checkpoint(conversion, cluster)
     if rank is not None:
         show_rank(share, as_json=as_json)
     else:
         show_conversion(report, as_json=as_json)
+
+
+def _ray(address: str | None) -> "Executor":
+    try:
+        from quantkit.convert.ray_executor import RayExecutor
+    except ImportError as error:
+        raise UsageError("Ray is not installed here", remedy="pip install 'quantkit[ray]'") from error
+    return RayExecutor(address=address or "auto")

@@ -66,6 +66,13 @@ WorldSizeOption = Annotated[
     typer.Option("--world-size", metavar="W", help="Processes, on one or many machines, that share OUTPUT's disk."),
 ]
 FinalizeOption = Annotated[bool, typer.Option("--finalize", help="Publish what all ranks have made.")]
+ExecutorOption = Annotated[
+    str, typer.Option("--executor", metavar="local|ray", help="Threads here, or a Ray cluster that is there already.")
+]
+RayAddressOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--ray-address", metavar="ADDRESS", help="Of the cluster [default: auto]."),
+]
 SpoolOption = Annotated[
     Optional[float],  # noqa: UP045
     typer.Option("--spool-gib", metavar="GIB", help="Disk for shards on their way from the hub [default: 40]."),
@@ -81,6 +88,7 @@ OutputOption = Annotated[
 ]
 
 TARGETS = ("int4",)
+EXECUTORS = ("local", "ray")
 MOST_RANKS = 4096
 
 
@@ -88,6 +96,16 @@ def check_to(target: str | None) -> None:
     """Raise UsageError for an unknown target."""
     if target is not None and target not in TARGETS:
         raise UsageError(f"unknown target {target!r}", remedy=f"known: {', '.join(TARGETS)}")
+
+
+def check_executor(executor: str, *, ray_address: str | None, rank: int | None, finalize: bool) -> None:
+    """Raise UsageError for a way of execution that is not known, or that does not go with the other options."""
+    if executor not in EXECUTORS:
+        raise UsageError(f"--executor {executor} is not known", remedy=f"choose {', '.join(EXECUTORS)}")
+    if executor != "ray" and ray_address is not None:
+        raise UsageError("--ray-address is an option of --executor ray", remedy="add --executor ray")
+    if executor == "ray" and (rank is not None or finalize):
+        raise UsageError("Ray shares the work itself", remedy="leave --rank, --world-size and --finalize out")
 
 
 def check_sharing(*, rank: int | None, world_size: int | None, finalize: bool, resume: bool) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Event
+from typing import Protocol
 
 from quantkit.checkpoint.disk import free_bytes
 from quantkit.checkpoint.hub import Repository
@@ -58,15 +58,31 @@ class Conversion:
 
     def with_sidecars(self, output: OutputDirectory, only: Collection[str]) -> tuple[Plan, Spool | None]:
         """The plan with its checkpoint where it can be read, and the spool for the shards of ``only``."""
-        if self.repository is None:
+        spool = self.spool_in(output.work / ("spool" if self.rank is None else f"spool-{self.rank}"))
+        if spool is None:
             return self.plan, None
-        rank = "" if self.rank is None else f"-{self.rank}"
-        spool = Spool(repository=self.repository, directory=output.work / f"spool{rank}", most_bytes=self.spool_bytes)
         shards = [shard for shard in self.plan.shards if shard.name in only]
-        return replace(self.plan, checkpoint=spool.prepare(self.plan.checkpoint, shards, Event())), spool
+        return replace(self.plan, checkpoint=spool.prepare(self.plan.checkpoint, shards)), spool
+
+    def spool_in(self, directory: Path) -> Spool | None:
+        """For shards that are still on the hub; None where they are on the disk."""
+        if self.repository is None:
+            return None
+        return Spool(repository=self.repository, directory=directory, most_bytes=self.spool_bytes)
 
 
-def work(conversion: Conversion, output: OutputDirectory, only: frozenset[str]) -> tuple[Plan, Execution]:
+class Executor(Protocol):
+    """Another way to make what is not done than threads of this process."""
+
+    def __call__(
+        self, conversion: Conversion, plan: Plan, output: OutputDirectory, journal: Journal, done: Entries
+    ) -> Execution:
+        """Every shard in its place, and in the journal."""
+
+
+def work(
+    conversion: Conversion, output: OutputDirectory, only: frozenset[str], executor: Executor | None = None
+) -> tuple[Plan, Execution]:
     """Make the shards of ``only`` that are not made yet. The plan comes back as ``with_sidecars`` gives it."""
     journal = Journal(output.work, conversion.rank or 0)
     try:
@@ -74,11 +90,12 @@ def work(conversion: Conversion, output: OutputDirectory, only: frozenset[str]) 
         output.clear(set(done.outputs), None if conversion.rank is None else only)
         output.keep = bool(done.outputs)
         _check_resources(conversion, only, done)
-        plan, spool = conversion.with_sidecars(output, only - done.outputs.keys())
+        plan, spool = conversion.with_sidecars(output, only - done.outputs.keys() if executor is None else ())
         output.keep = output.keep or spool is not None
+        if executor is not None:
+            return plan, executor(conversion, plan, output, journal, done)
         share = Share(directory=output.directory, spool=spool, journal=journal, done=done, only=only)
-        execution = execute(plan, share, num_jobs=conversion.num_jobs, report_progress=conversion.report_progress)
-        return plan, execution
+        return plan, execute(plan, share, num_jobs=conversion.num_jobs, report_progress=conversion.report_progress)
     finally:
         output.keep = output.keep or journal.has_output
         journal.close()

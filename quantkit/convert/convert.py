@@ -12,7 +12,7 @@ from quantkit.checkpoint.output import OutputDirectory, check_target
 from quantkit.checkpoint.reader import copy_file, hash_file
 from quantkit.checkpoint.source import CONFIG_NAME, INDEX_NAME
 from quantkit.convert.card import model_card
-from quantkit.convert.conversion import Conversion, told_what_is_kept, work
+from quantkit.convert.conversion import Conversion, Executor, told_what_is_kept, work
 from quantkit.convert.local import Execution
 from quantkit.errors import VerificationError
 from quantkit.integrity.manifest import MANIFEST_FORMAT, MANIFEST_NAME, FileRecord, write_json
@@ -39,8 +39,8 @@ class ConvertReport:
     encode_seconds: float
 
 
-def convert_checkpoint(conversion: Conversion) -> ConvertReport:
-    """Execute a plan and publish the output, going on from what an earlier run of it has finished.
+def convert_checkpoint(conversion: Conversion, executor: Executor | None = None) -> ConvertReport:
+    """Execute a plan, here or by ``executor``, and publish the output; goes on from what an earlier run has finished.
 
     Raises SourceError, ResourceError or VerificationError; finished work then stays in the partial directory, unless
     it was found wrong.
@@ -49,7 +49,7 @@ def convert_checkpoint(conversion: Conversion) -> ConvertReport:
     everything = frozenset(source.name for source in conversion.plan.checkpoint.shards)
     with OutputDirectory(conversion.target) as output, told_what_is_kept(conversion, output):
         conversion.begin(output)
-        plan, execution = work(conversion, output, everything)
+        plan, execution = work(conversion, output, everything, executor)
         return complete(conversion, plan, output, execution)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from quantkit import __version__
 from quantkit.checkpoint.disk import flush, named_errors, write_bytes, write_file
@@ -65,6 +65,16 @@ class Entries:
                 WeightError(name=one[0], role=one[1], error2=one[2], weight2=one[3]) for one in line["errors"]
             )
             self.outputs[line["output"]] = OutputEntry(record=record, inputs=line["inputs"], errors=errors)
+
+
+class Recorder(Protocol):
+    """Who is told of each shard that is finished."""
+
+    def add_source(self, name: str, entry: SourceEntry) -> None:
+        """A source shard is hashed."""
+
+    def add_output(self, name: str, entry: OutputEntry) -> None:
+        """An output shard is on the disk."""
 
 
 class Journal:

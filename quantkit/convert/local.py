@@ -9,7 +9,7 @@ from quantkit.checkpoint.disk import flush, free_bytes, named_errors
 from quantkit.checkpoint.reader import hash_file
 from quantkit.checkpoint.source import Shard
 from quantkit.checkpoint.writer import ShardWriter
-from quantkit.convert.journal import Entries, Journal, OutputEntry, SourceEntry
+from quantkit.convert.journal import Entries, OutputEntry, Recorder, SourceEntry
 from quantkit.convert.resume import input_stamps
 from quantkit.convert.spool import NUM_FETCHERS, Spool
 from quantkit.convert.worker import TaskReport, run_task
@@ -57,7 +57,7 @@ class Share:
 
     directory: Path
     spool: Spool | None = None
-    journal: Journal | None = None
+    journal: Recorder | None = None
     done: Entries = field(default_factory=Entries)
     only: Collection[str] | None = None
 

@@ -84,7 +84,7 @@ class Spool:
     _booked: dict[str, int] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
-    def prepare(self, checkpoint: Checkpoint, shards: Iterable[PlannedShard], stop: Event) -> Checkpoint:
+    def prepare(self, checkpoint: Checkpoint, shards: Iterable[PlannedShard]) -> Checkpoint:
         """Fetch what is no shard; the checkpoint as it lies here."""
         self.shards = {shard.name: shard for shard in shards}
         self._spans = {name: foreign_spans(shard) for name, shard in self.shards.items()}
@@ -106,7 +106,7 @@ class Spool:
             names.append(name)
             sidecars.append(replace(sidecar, path=self.directory / name))
         for name in names:
-            self._fetch_checked(name, None, stop)
+            self._fetch_checked(name, None, Event())
         copied = replace(checkpoint.sidecars, copied=tuple(sidecars))
         return replace(checkpoint, directory=self.directory, sidecars=copied)
 

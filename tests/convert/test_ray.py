@@ -1,0 +1,119 @@
+"""A Ray cluster of two nodes on one machine makes the same bytes, also when one of them is lost in the middle."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from quantkit.checkpoint.output import WORK_NAME
+from quantkit.convert import ray_executor
+from quantkit.convert.conversion import Conversion
+from quantkit.convert.convert import convert_checkpoint
+from quantkit.convert.ray_executor import RayExecutor
+from quantkit.errors import SourceError
+from tests.convert.helpers import convert, directory_bytes
+from tests.convert.plans import plan_of
+
+NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes; tests may add others and remove them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        made.add_node(**NODE)
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.fixture
+def source(tiny_checkpoint):
+    made = tiny_checkpoint(num_shards=6)
+    (made.directory / "chat_template.jinja").write_text("{{ x }}")
+    return made
+
+
+def by_ray(source, target, cluster):
+    conversion = Conversion(plan=plan_of(source.directory), target=target, num_jobs=1)
+    return convert_checkpoint(conversion, RayExecutor(address=cluster.address))
+
+
+def test_a_cluster_makes_the_same_bytes(source, cluster, tmp_path):
+    convert(source.directory, tmp_path / "golden")
+    report = by_ray(source, tmp_path / "out", cluster)
+    assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "golden")
+    assert report.encoded_bytes > 0
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "golden", "out"}
+
+
+def test_a_node_that_is_lost_in_the_middle_costs_only_its_shards(source, cluster, tmp_path, monkeypatch):
+    convert(source.directory, tmp_path / "golden")
+    collect, again = ray_executor._Run._collect, []
+    monkeypatch.setattr(ray_executor._Run, "_collect", lambda run: again.extend(lost := collect(run)) or lost)
+    for attempt in range(5):  # a node may be done before it is lost
+        target = tmp_path / f"out{attempt}"
+        attempts = tmp_path / f"out{attempt}.partial" / WORK_NAME / "ray"
+        thread = threading.Thread(target=lose, args=(cluster, cluster.add_node(**NODE), attempts))
+        thread.start()
+        by_ray(source, target, cluster)
+        thread.join()
+        assert directory_bytes(target) == directory_bytes(tmp_path / "golden")
+        if again:
+            break
+    assert again
+
+
+def lose(cluster, node, attempts):
+    """Remove a node, as a power cut would, when the work has begun."""
+    while not attempts.is_dir() or not any(attempts.iterdir()):
+        time.sleep(0.005)
+    cluster.remove_node(node, allow_graceful=False)
+
+
+def test_a_bad_source_is_the_same_error_and_finished_work_is_kept(source, cluster, tmp_path):
+    name = "model.layers.1.mlp.experts.2.up_proj.weight"
+    source.tensor(name + "_scale_inv").fill_(float("nan"))
+    source.write()
+    with pytest.raises(SourceError) as caught:
+        by_ray(source, tmp_path / "out", cluster)
+    assert caught.value.tensor == name
+    if (tmp_path / "out.partial").exists():
+        assert any("the same command goes on" in note for note in caught.value.__notes__)
+        assert not (tmp_path / "out.partial" / WORK_NAME / "ray").exists()
+
+
+def test_the_command(source, cluster, tmp_path):
+    convert(source.directory, tmp_path / "golden")
+    program = "from quantkit.cli.app import main; main()"
+    command = [sys.executable, "-c", program, "convert", "source", "-o", "out", "-q", "--executor", "ray"]
+    ran = subprocess.run(
+        [*command, "--ray-address", cluster.address], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "golden")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--executor", "dask"), "--executor dask is not known; choose local, ray"),
+        (("--ray-address", "auto"), "--ray-address is an option of --executor ray"),
+        (("--executor", "ray", "--finalize"), "Ray shares the work itself"),
+        (("--executor", "ray", "--ray-address", "127.0.0.1:9"), "no Ray cluster answers at '127.0.0.1:9'"),
+    ],
+)
+def test_options_that_do_not_go_together(options, words, source, tmp_path):
+    program = "from quantkit.cli.app import main; main()"
+    command = [sys.executable, "-c", program, "convert", str(source.directory), "-o", str(tmp_path / "out"), *options]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 2, ran.stderr
+    assert words in ran.stderr

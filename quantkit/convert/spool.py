@@ -212,7 +212,8 @@ class Spool:
                 return record
             forget_file(self.directory, name)
         raise SourceError(
-            f"has {record.file_bytes} bytes with sha256 {record.sha256[:16]}..., which is not what the hub lists",
+            f"has {record.file_bytes} bytes with sha256 {record.sha256[:16]}..., and the hub lists "
+            f"{listed.num_bytes} with {(listed.sha256 or 'none')[:16]}",
             file=f"{self.repository}: {name}",
             remedy="it was fetched twice: check the disk, and what answers in the hub's place",
         )

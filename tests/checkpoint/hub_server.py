@@ -135,11 +135,11 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve(directory: Path) -> Iterator[tuple[type[Hub], str]]:
+def serve(directory: Path, port: int = 0) -> Iterator[tuple[type[Hub], str]]:
     """The handler class, whose attributes a test may change, and the address. No answer outlives the context."""
     fresh = {"directory": directory, "troubles": iter(()), "requests": [], "served": Counter()}
     handler = type("Handler", (Hub,), fresh)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     server.daemon_threads = False  # so that closing waits for them, and their counts are final
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)  # looks so often for the end
     thread.start()

@@ -1,6 +1,7 @@
 """A Ray cluster of two nodes on one machine makes the same bytes, also when one of them is lost in the middle."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -16,18 +17,32 @@ from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import convert_checkpoint
 from quantkit.convert.ray_executor import RayExecutor
 from quantkit.errors import SourceError
+from tests.checkpoint.hub_server import REPOSITORY, serve
 from tests.convert.helpers import convert, directory_bytes
 from tests.convert.plans import plan_of
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
 
+def free_port():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return unused.getsockname()[1]
+
+
+PORT = free_port()
+HUB = {"HF_ENDPOINT": f"http://127.0.0.1:{PORT}", "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+
+
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(tmp_path_factory):
     """Two nodes; tests may add others and remove them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        for name, value in HUB.items():  # nodes ask the hub themselves, by an environment of their own
+            patch.setenv(name, value)
+        patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("home")))
         made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
         made.add_node(**NODE)
         yield made
@@ -89,6 +104,20 @@ def test_a_bad_source_is_the_same_error_and_finished_work_is_kept(source, cluste
     if (tmp_path / "out.partial").exists():
         assert any("the same command goes on" in note for note in caught.value.__notes__)
         assert not (tmp_path / "out.partial" / WORK_NAME / "ray").exists()
+
+
+def test_nodes_stream_from_the_hub(source, cluster, tmp_path):
+    program = "from quantkit.cli.app import main; main()"
+    command = [sys.executable, "-c", program, "convert", REPOSITORY, "-q"]
+    by_nodes = ["-o", str(tmp_path / "out"), "--executor", "ray", "--ray-address", cluster.address]
+    env = {**os.environ, **HUB, "HF_HOME": str(tmp_path / "home")}
+    with serve(source.directory, PORT) as (handler, _):
+        handler.lists_hashes = True
+        for options in (by_nodes, ["-o", str(tmp_path / "golden")]):
+            ran = subprocess.run([*command, *options], capture_output=True, text=True, check=False, env=env)
+            assert ran.returncode == 0, ran.stderr
+    assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "golden")
+    assert not list((tmp_path / "home").rglob("*.safetensors"))
 
 
 def test_the_command(source, cluster, tmp_path):

@@ -36,6 +36,7 @@ def convert(
     rank: opt.RankOption = None,
     world_size: opt.WorldSizeOption = None,
     finalize: opt.FinalizeOption = False,
+    max_memory: opt.MaxMemoryOption = None,
     executor: opt.ExecutorOption = "local",
     ray_address: opt.RayAddressOption = None,
     jobs: opt.JobsOption = None,
@@ -59,7 +60,7 @@ def convert(
     from quantkit.convert.convert import convert_checkpoint
     from quantkit.convert.ranks import convert_share
     from quantkit.convert.ranks import finalize as finalize_ranks
-    from quantkit.machine import available_cores
+    from quantkit.plan.resources import choose_jobs
 
     if executor == "ray" and Path(source).is_dir():
         source = str(Path(source).resolve())  # other machines begin elsewhere
@@ -77,7 +78,7 @@ def convert(
     )
     opt.check_executor(executor, ray_address=ray_address, rank=rank, finalize=finalize)
     opt.check_sharing(rank=rank, world_size=world_size, finalize=finalize, resume=resume)
-    num_jobs = jobs or available_cores()
+    num_jobs = choose_jobs(jobs, None if max_memory is None else int(max_memory * 2**30))
     if output is not None:
         check_target(output, Path(source) if source and Path(source).is_dir() else None)  # before anything is fetched
     resolved, made = plan_request(request)

@@ -66,6 +66,10 @@ WorldSizeOption = Annotated[
     typer.Option("--world-size", metavar="W", help="Processes, on one or many machines, that share OUTPUT's disk."),
 ]
 FinalizeOption = Annotated[bool, typer.Option("--finalize", help="Publish what all ranks have made.")]
+MaxMemoryOption = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option("--max-memory", metavar="GIB", help="Of this process [default: what machine or container has left]."),
+]
 ExecutorOption = Annotated[
     str, typer.Option("--executor", metavar="local|ray", help="Threads here, or a Ray cluster that is there already.")
 ]

@@ -17,7 +17,7 @@ from quantkit.convert.spool import Spool
 from quantkit.errors import ResourceError, VerificationError
 from quantkit.machine import bytes_text
 from quantkit.plan.plan import Plan
-from quantkit.plan.resources import check_memory, disk_bytes
+from quantkit.plan.resources import disk_bytes
 from quantkit.threads import ReportProgress
 
 SPOOL_GIB = 40
@@ -102,7 +102,7 @@ def work(
 
 
 def _check_resources(conversion: Conversion, only: frozenset[str], done: Entries) -> None:
-    """Raise ResourceError when what is not done does not fit on the disk, or the workers not into memory."""
+    """Raise ResourceError when what is not done does not fit on the disk."""
     plan = conversion.plan
     pending = [shard.file_bytes for shard in plan.shards if shard.name in only and shard.name not in done.outputs]
     needed = disk_bytes(plan) - sum(shard.file_bytes for shard in plan.shards) + sum(pending)
@@ -116,7 +116,6 @@ def _check_resources(conversion: Conversion, only: frozenset[str], done: Entries
             file=conversion.target,
             remedy="free space, or choose another disk with -o",
         )
-    check_memory(conversion.num_jobs)
 
 
 @contextmanager

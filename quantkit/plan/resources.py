@@ -1,7 +1,7 @@
 """Disk and memory that a plan needs."""
 
 from quantkit.errors import ResourceError
-from quantkit.machine import available_memory_bytes, bytes_text
+from quantkit.machine import available_cores, available_memory_bytes, bytes_text
 from quantkit.plan.plan import Plan
 
 BASE_BYTES = 300 << 20  # interpreter, numpy, numba and the compiled kernels
@@ -21,12 +21,22 @@ def memory_bytes(num_jobs: int) -> int:
     return BASE_BYTES + num_jobs * WORKER_BYTES
 
 
-def check_memory(num_jobs: int) -> None:
-    """Raise ResourceError when the workers cannot fit into what this machine or container has left."""
-    available = available_memory_bytes()
-    if available is not None and memory_bytes(num_jobs) > available:
+def choose_jobs(num_jobs: int | None, max_memory_bytes: int | None) -> int:
+    """Workers: as many as there are cores, but no more than fit into the memory that they may have.
+
+    ``max_memory_bytes``: as given, else what this machine or container has left. Raises ResourceError where not one
+    worker fits, or not as many as were asked for.
+    """
+    limit = available_memory_bytes() if max_memory_bytes is None else max_memory_bytes
+    wanted = num_jobs or available_cores()
+    if limit is None:
+        return wanted
+    fitting = (limit - BASE_BYTES) // WORKER_BYTES
+    if fitting < (num_jobs or 1):
+        whose = "are available" if max_memory_bytes is None else "are allowed"
         raise ResourceError(
-            f"{num_jobs} workers need {bytes_text(memory_bytes(num_jobs))} of memory and "
-            f"{bytes_text(available)} are available",
-            remedy="use fewer with --jobs",
+            f"{num_jobs or 1} workers need {bytes_text(memory_bytes(num_jobs or 1))} of memory and {bytes_text(limit)} "
+            f"{whose}",
+            remedy="use fewer with --jobs" if fitting > 0 else "give more with --max-memory, or more to the container",
         )
+    return min(wanted, fitting)

@@ -22,23 +22,29 @@ class StoppedError(Exception):
 @dataclass(slots=True)
 class FollowUps:
     """What bookkeeping makes possible: ``work`` and ``feeds`` of it for the workers, ``flush`` for one thread that
-    waits for the disk, ``fetch`` for those that wait for the network. ``stop`` is set when everything ends early."""
+    waits for the disk, ``fetch`` for those that wait for the network. ``stop`` is set when everything ends early.
+
+    ``width``: feeds that are drawn from in turns; the others follow.
+    """
 
     work: deque[Step] = field(default_factory=deque)
     feeds: deque[Iterator[Step]] = field(default_factory=deque)
     flush: deque[Step] = field(default_factory=deque)
     fetch: deque[Step] = field(default_factory=deque)
     stop: Event = field(default_factory=Event)
+    width: int = 1
+    _turn: int = 0
 
     def next_work(self) -> Step | None:
-        """Single steps first, then the feeds one after the other."""
+        """Single steps first, then those of the feeds."""
         if self.work:
             return self.work.popleft()
         while self.feeds:
-            step = next(self.feeds[0], None)
+            self._turn = (self._turn + 1) % min(self.width, len(self.feeds))
+            step = next(self.feeds[self._turn], None)
             if step is not None:
                 return step
-            self.feeds.popleft()
+            del self.feeds[self._turn]
         return None
 
 

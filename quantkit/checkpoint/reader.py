@@ -40,14 +40,14 @@ def read_bytes(tensor: StoredTensor, first: int, last: int) -> NDArray[np.uint8]
     return read_tensor(span).view(np.uint8)
 
 
-def read_chunks(path: Path) -> Iterator[memoryview]:
-    """The bytes of a file; each chunk is valid until the next. Raises SourceError when they cannot be read."""
-    buffer = bytearray(CHUNK_BYTES)
-    view = memoryview(buffer)
+def read_chunks(path: Path, first: int = 0, last: int | None = None) -> Iterator[memoryview]:
+    """Bytes ``[first, last)`` of a file; each chunk is valid until the next. Raises SourceError where they fail."""
+    view = memoryview(bytearray(CHUNK_BYTES))
     with os.fdopen(_open(path, None), "rb", buffering=0) as stream:
-        while True:
+        stream.seek(first)
+        while last is None or first < last:
             try:
-                count = stream.readinto(buffer)
+                count = stream.readinto(view if last is None else view[: last - first])
             except OSError as error:
                 raise SourceError(
                     f"cannot be read ({error.strerror})", file=path.name, remedy="check the disk, or download it again"
@@ -55,16 +55,32 @@ def read_chunks(path: Path) -> Iterator[memoryview]:
             if not count:
                 return
             yield view[:count]
+            first += count
 
 
 def hash_file(path: Path, *, stop: Event | None = None) -> str:
     """sha256 of a file, in hexadecimal; ``StoppedError`` is raised soon after ``stop`` is set."""
-    digest = hashlib.sha256()
-    for chunk in read_chunks(path):
-        if stop is not None and stop.is_set():
-            raise StoppedError
-        digest.update(chunk)
-    return digest.hexdigest()
+    digest = Digest()
+    digest.take(path, 0, None, stop=stop)
+    return digest.hexadecimal
+
+
+class Digest:
+    """A sha256 that a file is fed to piece by piece, in order."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    @property
+    def hexadecimal(self) -> str:
+        return self._digest.hexdigest()
+
+    def take(self, path: Path, first: int, last: int | None, *, stop: Event | None = None) -> None:
+        """Bytes ``[first, last)``; ``StoppedError`` is raised soon after ``stop`` is set."""
+        for chunk in read_chunks(path, first, last):
+            if stop is not None and stop.is_set():
+                raise StoppedError
+            self._digest.update(chunk)
 
 
 def copy_file(source: Path, target: Path) -> None:

@@ -32,6 +32,7 @@ class ShardWriter:
         self.specs = dict(specs)
         header = encode_header(self.specs, METADATA)
         self._begin: dict[str, int] = {}
+        self._incomplete = list(reversed(self.specs))  # the next in the file at the end
         self._written: dict[str, list[tuple[int, int]]] = {}  # spans of bytes, in order, merged where they meet
         position = len(header)
         for name, spec in self.specs.items():
@@ -58,6 +59,22 @@ class ShardWriter:
             write_bytes(self._descriptor, data, self._begin[name] + first_byte)
         with self._lock:
             self._written[name] = _merged(self._written[name], (first_byte, first_byte + len(data)))
+
+    def begin_of(self, name: str) -> int:
+        """Where a tensor begins in the file."""
+        return self._begin[name]
+
+    @property
+    def prefix_bytes(self) -> int:
+        """Bytes from the beginning of the file on without a gap."""
+        with self._lock:
+            while self._incomplete:
+                name = self._incomplete[-1]
+                spans, num_bytes = self._written[name], self.specs[name].num_bytes
+                if num_bytes and spans != [(0, num_bytes)]:
+                    return self._begin[name] + (spans[0][1] if spans and spans[0][0] == 0 else 0)
+                self._incomplete.pop()
+            return self.file_bytes
 
     def close(self) -> None:
         """Flush to the disk. A byte that nobody wrote is a bug of ours."""

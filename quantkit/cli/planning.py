@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantkit.engines.tensor_parallel import TpVerdict, legal_tp
+from quantkit.machine import uncollected
 from quantkit.plan.make import make_plan
 from quantkit.plan.plan import Plan
 from quantkit.recipe import override
@@ -30,6 +31,11 @@ class PlanRequest:
 
 def plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
     """Resolve the source, apply the overrides, plan."""
+    with uncollected():
+        return _plan_request(request)
+
+
+def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
     resolved = resolve_source(
         request.source, recipe=request.recipe, config=request.config, headers_only=request.headers_only
     )

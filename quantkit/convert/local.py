@@ -3,16 +3,17 @@
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from quantkit.checkpoint.disk import flush, free_bytes, named_errors
-from quantkit.checkpoint.reader import hash_file
+from quantkit.checkpoint.reader import Digest, hash_file
 from quantkit.checkpoint.source import Shard
 from quantkit.checkpoint.writer import ShardWriter
 from quantkit.convert.journal import Entries, OutputEntry, Recorder, SourceEntry
 from quantkit.convert.resume import input_stamps
 from quantkit.convert.spool import NUM_FETCHERS, Spool
-from quantkit.convert.worker import TaskReport, run_task
+from quantkit.convert.worker import TaskReport, run_task, write_constants
 from quantkit.errors import ResourceError
 from quantkit.integrity.manifest import FileRecord
 from quantkit.integrity.weight_errors import RowCollector, WeightError
@@ -21,6 +22,8 @@ from quantkit.plan.plan import Action, Plan, PlannedShard
 from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks, task_bytes_of
 from quantkit.threads import FollowUps, ReportProgress, Step, run_steps
 
+_HASH_BYTES = 64 << 20  # of an output, in one step
+_JOBS_PER_HASH = 4  # a hash keeps up with about twice so many workers
 _FLUSH_BYTES = 256 << 20  # written to a shard between two waits for the disk: what a signal may have to wait for
 
 
@@ -74,6 +77,8 @@ def execute(
     run = _Run(plan=plan, share=share, task_bytes=task_bytes, report_progress=report_progress)
     run.execution.restore(share.done)
     try:
+        # the hash of a shard is one thread's work: it keeps up with a shard that has not many more to itself
+        run.follow_ups.width = max(1, num_jobs // _JOBS_PER_HASH)
         run_steps(run.steps(), num_jobs=num_jobs, follow_ups=run.follow_ups, num_fetchers=NUM_FETCHERS)
     finally:
         run.abort()
@@ -84,10 +89,14 @@ def execute(
 class _OpenShard:
     shard: PlannedShard
     writer: ShardWriter
+    digest: Digest = field(default_factory=Digest)
     num_pending: int = 0
     unflushed_bytes: int = 0
+    hashed_bytes: int = 0
     is_fed: bool = False
     is_finished: bool = False
+    is_closed: bool = False
+    is_hashing: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +115,7 @@ class _Run:
     planned: dict[str, PlannedShard] = field(default_factory=dict)
 
     def steps(self) -> Iterator[Step]:
-        """Every task of every shard, and the hash of every source shard."""
+        """Nothing at once: a feed for each shard, of the hash of its source and its tasks, or of what is fetched."""
         self.planned = planned = {shard.name: shard for shard in self.plan.shards}
         only, done = self.share.only, self.share.done
         sources = [source for source in self.plan.checkpoint.shards if only is None or source.name in only]
@@ -121,11 +130,11 @@ class _Run:
                 if not (is_done and source.name in done.sources):
                     self.awaited.append(source)
                 continue
-            if shard is not None and not is_done:
-                yield from self._shard_steps(shard)
-            if source.name not in done.sources:
-                yield self._hash_source_step(source)
+            hash_steps = () if source.name in done.sources else (self._hash_source_step(source),)
+            shard_steps = () if shard is None or is_done else self._shard_steps(shard)
+            self.follow_ups.feeds.append(chain(hash_steps, shard_steps))
         self._fetch_more()
+        return iter(())
 
     def abort(self) -> None:
         """Close what is still open; nothing happens to a finished shard."""
@@ -164,7 +173,9 @@ class _Run:
         self._check_room(shard)
         opened = _OpenShard(shard, ShardWriter(self.share.directory / shard.name, shard.specs))
         self.writers.append(opened.writer)
-        for task in shard_tasks(shard, task_bytes=self.task_bytes):
+        write_constants(shard, opened.writer, self.plan.layout)
+        tasks = shard_tasks(shard, task_bytes=self.task_bytes)
+        for task in sorted(tasks, key=lambda task: (opened.writer.begin_of(task.output_name), task.first)):
             opened.num_pending += 1
             yield self._task_step(task, opened)
         opened.is_fed = True
@@ -202,6 +213,7 @@ class _Run:
         if opened.unflushed_bytes >= _FLUSH_BYTES:
             opened.unflushed_bytes = 0
             self.follow_ups.flush.append(self._flush_step(opened))
+        self._hash_on(opened)
         self._finish_if_complete(opened)
 
     def _finish_if_complete(self, opened: _OpenShard) -> None:
@@ -222,37 +234,56 @@ class _Run:
             opened.writer.close()
             with named_errors(self.share.directory):
                 flush(self.share.directory)
-            return lambda: self.follow_ups.work.append(self._hash_output_step(opened))
+
+            def book() -> None:
+                opened.is_closed = True
+                self._hash_on(opened)
+
+            return book
 
         return step
 
-    def _hash_output_step(self, opened: _OpenShard) -> Step:
-        path, shard = opened.writer.path, opened.shard
+    def _hash_on(self, opened: _OpenShard) -> None:
+        """Hash what is written without a gap, soon after it is: nothing is left to be read again at the end."""
+        if opened.is_hashing:
+            return
+        first, last = opened.hashed_bytes, opened.writer.prefix_bytes
+        if opened.is_closed and first == last:
+            self._book_output(opened, FileRecord(file_bytes=last, sha256=opened.digest.hexadecimal))
+        elif opened.is_closed or last - first >= _HASH_BYTES:
+            opened.is_hashing = True
+            self.follow_ups.work.append(self._hash_output_step(opened, first, last))
 
-        def book(record: FileRecord) -> None:
-            self.execution.output_records[shard.name] = record
-            if self.share.journal is not None:
-                names = [job.weight.name for job in shard.jobs if job.action == Action.INT4]
-                errors = tuple(map(self.execution.rows.error, names))
-                entry = OutputEntry(
-                    record=record, inputs=input_stamps(self.plan, self.planned[shard.name]), errors=errors
-                )
-                self.share.journal.add_output(shard.name, entry)
+    def _hash_output_step(self, opened: _OpenShard, first: int, last: int) -> Step:
+        def step() -> Callable[[], None]:
+            opened.digest.take(opened.writer.path, first, last, stop=self.follow_ups.stop)
 
-        return self._hash_step(path, book)
+            def book() -> None:
+                opened.hashed_bytes, opened.is_hashing = last, False
+                self._hash_on(opened)
+
+            return book
+
+        return step
+
+    def _book_output(self, opened: _OpenShard, record: FileRecord) -> None:
+        shard = opened.shard
+        self.execution.output_records[shard.name] = record
+        if self.share.journal is not None:
+            names = [job.weight.name for job in shard.jobs if job.action == Action.INT4]
+            errors = tuple(map(self.execution.rows.error, names))
+            stamps = input_stamps(self.plan, self.planned[shard.name])
+            self.share.journal.add_output(shard.name, OutputEntry(record=record, inputs=stamps, errors=errors))
 
     def _hash_source_step(self, source: Shard) -> Step:
-        return self._hash_step(source.path, lambda record: self._book_source(source, record))
+        def step() -> Callable[[], None]:
+            sha256 = hash_file(source.path, stop=self.follow_ups.stop)
+            record = FileRecord(file_bytes=source.path.stat().st_size, sha256=sha256)
+            return lambda: self._book_source(source, record)
+
+        return step
 
     def _book_source(self, source: Shard, record: FileRecord) -> None:
         self.execution.source_records[source.name] = record
         if self.share.journal is not None and source.name not in self.share.done.sources:
             self.share.journal.add_source(source.name, SourceEntry(record=record, stamp=source.stamp))
-
-    def _hash_step(self, path: Path, book: Callable[[FileRecord], None]) -> Step:
-        def step() -> Callable[[], None]:
-            sha256 = hash_file(path, stop=self.follow_ups.stop)
-            record = FileRecord(file_bytes=path.stat().st_size, sha256=sha256)
-            return lambda: book(record)
-
-        return step

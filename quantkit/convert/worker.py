@@ -13,7 +13,7 @@ from quantkit.checkpoint.writer import ShardWriter
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.errors import VerificationError
 from quantkit.layouts import Layout
-from quantkit.plan.plan import Action
+from quantkit.plan.plan import Action, PlannedShard
 from quantkit.plan.tasks import Task
 from quantkit.transcode import COMPOSED, Rows, check_copied, kernels_for, read_rows
 
@@ -46,11 +46,17 @@ def run_task(task: Task, writer: ShardWriter, layout: Layout) -> TaskReport:
     encode_seconds = time.thread_time() - started
     if task.first == 0:
         _check_first_row(rows, stored, task.job.scheme, layout)
-        for part, array in layout.constants(weight.num_rows, weight.num_cols).items():
-            writer.write(outputs[part].name, array)
     error2_R, weight2_R = kernels.row_sums(rows, stored, task.job.scheme, layout)
     _write_rows(task, writer, stored)
     return TaskReport(task=task, encode_seconds=encode_seconds, error2_R=error2_R, weight2_R=weight2_R)
+
+
+def write_constants(shard: PlannedShard, writer: ShardWriter, layout: Layout) -> None:
+    """What follows from shapes alone. First of all, since it stands in front: the file fills from its beginning."""
+    for job in shard.jobs:
+        if job.scheme is not None:
+            for part, array in layout.constants(job.weight.num_rows, job.weight.num_cols).items():
+                writer.write(job.outputs[part].name, array)
 
 
 def _write_rows(task: Task, writer: ShardWriter, stored: Mapping[str, NDArray[Any]]) -> None:

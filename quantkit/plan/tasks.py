@@ -18,6 +18,14 @@ class Task:
     last: int
 
     @property
+    def output_name(self) -> str:
+        """The output tensor that it fills most of: a copy's own, else the first that has the weight's rows."""
+        outputs = self.job.outputs
+        if self.job.action == Action.COPY:
+            return outputs[self.part].name
+        return next(output.name for output in outputs.values() if output.has_rows)
+
+    @property
     def source_bytes(self) -> int:
         if self.job.action == Action.COPY:
             return self.last - self.first

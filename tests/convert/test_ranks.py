@@ -14,7 +14,7 @@ import pytest
 
 import quantkit.cli
 from quantkit.checkpoint.output import WORK_NAME, OutputDirectory
-from quantkit.convert import local
+from quantkit.convert import journal as journal_module
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.ranks import convert_share, finalize, shares
 from quantkit.errors import UsageError
@@ -71,15 +71,15 @@ def test_shares_are_all_of_it_and_balanced(world_size, source):
 
 
 def test_a_rank_that_died_goes_on_from_what_it_had(source, golden, tmp_path, monkeypatch):
-    original, made = local.Journal.add_output, []
+    original, made = journal_module.Journal.add_output, []
 
-    def add_output(journal, name, entry):
-        original(journal, name, entry)
+    def add_output(recorder, name, entry):
+        original(recorder, name, entry)
         made.append(name)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(local.Journal, "add_output", add_output)
+        patch.setattr(journal_module.Journal, "add_output", add_output)
         convert_share(conversion(source, tmp_path / "out", 0, 2))
     convert_share(conversion(source, tmp_path / "out", 1, 2))
     with pytest.raises(UsageError, match=r"work is missing of rank 0 \(model-0000"):

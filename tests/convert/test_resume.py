@@ -15,7 +15,7 @@ import pytest
 
 from quantkit.checkpoint.output import WORK_NAME
 from quantkit.convert import convert as convert_module
-from quantkit.convert import local
+from quantkit.convert import journal, local
 from quantkit.errors import ResourceError, SourceError, UsageError
 from tests.convert.faults import ERRNOS, Faults, die_before, die_in_the_middle, fail_with, write_short
 from tests.convert.helpers import convert, directory_bytes
@@ -72,17 +72,17 @@ def in_a_child(run):
 
 def stop_after(source, target, num_shards, error=KeyboardInterrupt):
     """A run that ends early, with at least so many shards finished."""
-    original = local.Journal.add_output
+    original = journal.Journal.add_output
     finished = []
 
-    def add_output(journal, name, entry):
-        original(journal, name, entry)
+    def add_output(recorder, name, entry):
+        original(recorder, name, entry)
         finished.append(name)
         if len(finished) == num_shards:
             raise error
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(error) as caught:
-        patch.setattr(local.Journal, "add_output", add_output)
+        patch.setattr(journal.Journal, "add_output", add_output)
         convert(source.directory, target, num_jobs=1)
     return finished, caught.value
 

@@ -1,0 +1,308 @@
+#!/usr/bin/env python
+"""A conversion of a terabyte on paper: the real planner and scheduler, with modelled disks, networks and cores.
+
+Headers are real files (sparse ones); their shards are planned as ever, in a process of its own whose time and memory
+are measured here. Then the scheduler runs on a simulated clock: every task, flush, hash and download costs what the
+rates below say. Prints a table; ``--check`` fails where planning takes more than 10 s or 1 GB, or where 64 workers lose
+more than 5 % of their time to stragglers.
+
+    scripts/simulate_scale.py [--only k2] [--check]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from simulated_clock import Clock, patched
+
+from quantkit.checkpoint.header import encode_header
+from quantkit.checkpoint.hub import HubFile, Repository
+from quantkit.checkpoint.source import open_checkpoint
+from quantkit.convert.local import Share, execute
+from quantkit.convert.ranks import shares
+from quantkit.convert.spool import Spool
+from quantkit.convert.worker import TaskReport
+from quantkit.families import FAMILIES, family_of
+from quantkit.integrity.manifest import FileRecord
+from quantkit.machine import uncollected
+from quantkit.plan.make import make_plan
+from quantkit.plan.plan import Action, Plan
+from quantkit.plan.tasks import task_bytes_of
+from quantkit.recipe import default_recipe
+from quantkit.tensors import BF16, TensorSpec
+from quantkit.weights.source_form import source_form
+from quantkit.weights.stored import stored_specs
+
+CORE_BYTES = 190e6  # source bytes of FP8 that a core turns into INT4 in a second, as measured (see CONTRIBUTING.md)
+HASH_BYTES = 1.5e9  # a core
+MOST_PLAN_SECONDS, MOST_PLAN_BYTES, MOST_LOST = 10.0, 1e9, 0.05
+GIB = 2**30
+_DECODER = {
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "n_shared_experts": 1,
+    "vocab_size": 163_840,
+    "attention_bias": False,
+    "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
+}
+# what is published of the two: layers, experts, widths, tensors and shards. K3 is stored in MXFP4; here it is a model
+# of its size in FP8, in the shapes of its experts, with as many tensors
+MODELS: dict[str, dict[str, Any]] = {
+    "k2": {
+        "num_hidden_layers": 61,
+        "n_routed_experts": 384,
+        "hidden_size": 7168,
+        "moe_intermediate_size": 2048,
+        "intermediate_size": 18_432,
+        "num_shards": 61,
+        "num_tensors": 139_583,
+    },
+    "k3": {
+        "num_hidden_layers": 93,
+        "n_routed_experts": 896,
+        "hidden_size": 3584,
+        "moe_intermediate_size": 3072,
+        "intermediate_size": 33_792,
+        "num_shards": 180,
+        "num_tensors": 497_220,
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """``nodes`` of ``cores`` each; bytes a second of a node's disks and network (0: the source is on the disk)."""
+
+    title: str
+    nodes: int
+    cores: int
+    disk: float
+    network: float
+    spool_gib: float = 40
+
+
+LAPTOP = Machines(title="laptop, 12 cores, from the hub at 1 Gbit/s", nodes=1, cores=12, disk=2e9, network=0.117e9)
+NODE = Machines(title="8-GPU node, 64 workers, from its disks", nodes=1, cores=64, disk=12e9, network=0)
+FROM_HUB = Machines(
+    title="8-GPU node, 64 workers, from the hub at 25 Gbit/s, --spool-gib 200",
+    nodes=1,
+    cores=64,
+    disk=12e9,
+    network=2.9e9,
+    spool_gib=200,
+)
+SMALL_NODES = Machines(title="8 nodes of 8 workers, shared disk", nodes=8, cores=8, disk=2e9, network=0)
+LARGE_NODES = Machines(title="8 nodes of 64 workers, shared disk", nodes=8, cores=64, disk=8e9, network=0)
+MACHINES = (LAPTOP, NODE, FROM_HUB, SMALL_NODES, LARGE_NODES)
+
+
+def write_headers(name: str, directory: Path) -> None:
+    """Sparse shards with real headers, the tensors dealt out in order as published checkpoints are."""
+    facts = MODELS[name]
+    config: dict[str, Any] = {"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"], **_DECODER}
+    config |= {key: value for key, value in facts.items() if not key.startswith("num_shards") and key != "num_tensors"}
+    family = FAMILIES["deepseek_v3"]
+    specs = dict(stored_specs(family.assumed_tensors(config), source_form(config["quantization_config"])))
+    for number in range(facts["num_tensors"] - len(specs)):  # what the family does not have: norms and gates, mostly
+        specs[f"model.extra.{number}.bias"] = TensorSpec(BF16, (facts["hidden_size"],))
+    assert len(specs) == facts["num_tensors"], len(specs)
+    share = sum(spec.num_bytes for spec in specs.values()) / facts["num_shards"]
+    shards: list[dict[str, TensorSpec]] = [{} for _ in range(facts["num_shards"])]
+    position = 0
+    for tensor, spec in specs.items():
+        shards[min(int(position / share), len(shards) - 1)][tensor] = spec
+        position += spec.num_bytes
+    weight_map: dict[str, str] = {}
+    directory.mkdir()
+    for number, shard in enumerate(shards, 1):
+        path = directory / f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        header = encode_header(shard, {"format": "pt"})
+        path.write_bytes(header)
+        os.truncate(path, len(header) + sum(spec.num_bytes for spec in shard.values()))
+        weight_map |= dict.fromkeys(shard, path.name)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def plan_of(directory: Path) -> Plan:
+    """As the command makes it."""
+    with uncollected():
+        return _plan_of(directory)
+
+
+def _plan_of(directory: Path) -> Plan:
+    checkpoint = open_checkpoint(directory)
+    family = family_of(checkpoint.config)
+    return make_plan(default_recipe(family.name, has_experts=True), family, checkpoint)
+
+
+def measure_plan(directory: Path) -> tuple[float, int]:
+    """Seconds and peak bytes of planning, in a process of its own; its start is not counted."""
+    program = (
+        "import sys, time; sys.path.insert(0, 'scripts')\n"
+        "from simulate_scale import plan_of; from pathlib import Path\n"
+        f"start = time.monotonic(); plan_of(Path({str(directory)!r})); seconds = time.monotonic() - start\n"
+        "peak = open('/proc/self/status').read().split('VmHWM:')[1].split()[0]; print(seconds, peak)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    seconds, peak = ran.stdout.split()
+    return float(seconds), int(peak) << 10
+
+
+def simulate(plan: Plan, machines: Machines) -> tuple[float, float, float]:
+    """Seconds until the last node is done, those that perfect balance would take, and the spool's high-water GiB."""
+    seconds, ideal, most_spooled = [], 0.0, 0.0
+    for share in shares(plan, machines.nodes):
+        clock, spool = Clock(), None
+        if machines.network:
+            spool = spool_of(plan, machines, clock)
+        with patched(clock, costs(plan, machines, clock)):
+            execute(plan, Share(directory=Path("/nowhere"), spool=spool, only=share), num_jobs=machines.cores)
+        seconds.append(clock.now)
+        needed = [clock.spent.get(resource, 0.0) for resource in ("read", "write", "network")]
+        ideal += max(clock.spent.get("core", 0.0) / machines.cores, *needed)
+        most_spooled = max(most_spooled, spool.most_booked / GIB if spool is not None else 0.0)
+    return max(seconds), ideal / machines.nodes, most_spooled
+
+
+class MeasuredSpool(Spool):
+    """Remembers how much was booked at most."""
+
+    most_booked: int
+
+    def book(self, source: Any) -> None:
+        super().book(source)
+        self.most_booked = max(self.most_booked, sum(self._booked.values()))
+
+    def drop(self, name: str) -> None:
+        self._booked.pop(name, None)
+
+    def localized(self, shard: Any) -> Any:
+        return shard
+
+
+def spool_of(plan: Plan, machines: Machines, clock: Clock) -> MeasuredSpool:
+    """The real bookkeeping; a download costs the network, and the hash of what came a core."""
+    files = {shard.name: HubFile(num_bytes=shard.file_bytes, sha256=None) for shard in plan.checkpoint.shards}
+    repository = Repository(hub_id="a/b", revision="main", commit="0" * 40, files=files)
+    spool = MeasuredSpool(repository=repository, directory=Path("/nowhere"), most_bytes=int(machines.spool_gib * GIB))
+    spool.most_booked = 0
+
+    def fetch(source: Any, stop: Any) -> FileRecord:
+        clock.spend("network", source.file_bytes / machines.network)
+        clock.spend("core", source.file_bytes / HASH_BYTES)
+        return FileRecord(file_bytes=source.file_bytes, sha256="")
+
+    spool.fetch = fetch  # type: ignore[method-assign]
+    return spool
+
+
+def costs(plan: Plan, machines: Machines, clock: Clock) -> list[tuple[str, Any]]:
+    """What stands in the place of the work: the same steps, which only say what they cost."""
+
+    def run_task(task: Any, writer: Any, layout: Any) -> TaskReport:
+        if not machines.network:
+            clock.spend("read", task.source_bytes / machines.disk)
+        factor = 1.0 if task.job.action == Action.INT4 else 0.25
+        clock.spend("core", factor * task.source_bytes / CORE_BYTES)
+        writer.written += task.source_bytes
+        return TaskReport(task=task, error2_R=(), weight2_R=())  # type: ignore[arg-type]
+
+    def hash_file(path: Path, *, stop: Any = None) -> str:
+        clock.spend("core", source_bytes[path.name] / HASH_BYTES)
+        return ""
+
+    def take(digest: Any, path: Path, first: int, last: int, *, stop: Any = None) -> None:
+        clock.spend("core", (last - first) / HASH_BYTES)
+
+    class Writer:
+        """Fills from its beginning, as fast as its tasks read; a flush costs the disk what was written since."""
+
+        def __init__(self, path: Path, specs: Any) -> None:
+            self.path, self.size = path, sum(spec.num_bytes for spec in specs.values())
+            self.written = self.flushed = 0.0
+
+        def begin_of(self, name: str) -> int:
+            return 0
+
+        @property
+        def prefix_bytes(self) -> int:
+            return int(self.size * min(self.written / max(task_bytes[self.path.name], 1), 1.0))
+
+        def flush(self) -> None:
+            clock.spend("write", (self.prefix_bytes - self.flushed) / machines.disk)
+            self.flushed = self.prefix_bytes
+
+        def close(self) -> None:
+            self.flush()
+
+        def abort(self) -> None:
+            pass
+
+    source_bytes = {shard.name: shard.file_bytes for shard in plan.checkpoint.shards}
+    task_bytes = {shard.name: sum(map(task_bytes_of, shard.jobs)) for shard in plan.shards}
+    local = "quantkit.convert.local"
+    return [
+        (f"{local}.run_task", run_task),
+        (f"{local}.hash_file", hash_file),
+        (f"{local}.Digest.take", take),
+        (f"{local}.write_constants", lambda *_: None),
+        (f"{local}.ShardWriter", Writer),
+        (f"{local}.named_errors", lambda path: nullcontext()),
+        (f"{local}.Path.stat", lambda path: SimpleNamespace(st_size=source_bytes[path.name])),
+        (f"{local}.flush", lambda path: None),
+        (f"{local}.free_bytes", lambda path: 1 << 60),
+        (f"{local}.RowCollector", lambda: SimpleNamespace(add=lambda *_: None, restore=lambda _: None, errors=[])),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=MODELS, help="one model")
+    parser.add_argument("--check", action="store_true", help="exit 1 where a bound is missed")
+    options = parser.parse_args()
+    is_good = True
+    for name in [options.only] if options.only else MODELS:
+        with tempfile.TemporaryDirectory() as folder:
+            directory = Path(folder) / name
+            write_headers(name, directory)
+            plan_seconds, plan_bytes = measure_plan(directory)
+            plan = plan_of(directory)
+            facts = plan.checkpoint
+            print(
+                f"\n{name}: {len(facts.tensors):,} tensors, {len(facts.shards)} shards, {facts.num_bytes / 1e12:.2f} TB"
+            )
+            print(f"  planned in {plan_seconds:.1f} s with {plan_bytes / 1e9:.2f} GB")
+            is_good &= plan_seconds <= MOST_PLAN_SECONDS and plan_bytes <= MOST_PLAN_BYTES
+            for machines in MACHINES:
+                began = time.monotonic()
+                seconds, ideal, spooled = simulate(plan, machines)
+                lost = seconds / ideal - 1
+                is_good &= lost <= MOST_LOST
+                spool = f", spool at most {spooled:.1f} GiB" if spooled else ""
+                print(
+                    f"  {machines.title}: {seconds / 60:.1f} min, {lost:.1%} lost to stragglers{spool} "
+                    f"(simulated in {time.monotonic() - began:.0f} s)",
+                    flush=True,
+                )
+    sys.exit(0 if is_good or not options.check else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@ FP8, BF16 and E8M0 have no numpy type: their bit patterns travel as unsigned int
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 
@@ -46,18 +47,18 @@ DTYPES: dict[str, DType] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TensorSpec:
-    """Dtype and shape of a tensor as stored."""
+    """Dtype and shape of a tensor as stored. Without slots: many tensors share one, which remembers its size."""
 
     dtype: DType
     shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def num_elements(self) -> int:
         return prod(self.shape)
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         return self.num_elements * self.dtype.num_bytes
 

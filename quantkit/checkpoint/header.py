@@ -7,12 +7,13 @@ Format: 8 bytes little-endian header length, JSON, then tensor bytes without hol
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
 from quantkit.errors import SourceError
-from quantkit.tensors import DTYPES, TensorSpec
+from quantkit.tensors import DTYPES, DType, TensorSpec
 
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses longer ones too
 _LENGTH_BYTES = 8
@@ -161,6 +162,12 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_COUNT
 
 
+@lru_cache(maxsize=1 << 14)
+def _spec(dtype: DType, shape: tuple[int, ...]) -> TensorSpec | None:
+    """One for all tensors that are alike; None for what is no shape."""
+    return TensorSpec(dtype, shape) if all(map(_is_count, shape)) else None
+
+
 def _tensor(name: str, entry: Any, path: Path, data_begin: int) -> StoredTensor:
     def fail(message: str) -> NoReturn:
         _fail(path, message, tensor=name, remedy="the file is corrupt; download it again")
@@ -180,11 +187,13 @@ def _tensor(name: str, entry: Any, path: Path, data_begin: int) -> StoredTensor:
             tensor=name,
             remedy=f"supported: {', '.join(DTYPES)}",
         )
-    if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS or not all(map(_is_count, shape)):
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS or not set(map(type, shape)) <= {int}:
+        fail(f"has shape {str(shape)[:80]}")
+    spec = _spec(dtype, tuple(shape))
+    if spec is None:
         fail(f"has shape {str(shape)[:80]}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
         fail(f"has data_offsets {offsets!r}")
-    spec = TensorSpec(dtype, tuple(shape))
     if offsets[1] - offsets[0] != spec.num_bytes:
         fail(f"{spec} needs {spec.num_bytes} bytes, its data_offsets span {offsets[1] - offsets[0]}")
     return StoredTensor(name, spec, path, data_begin + offsets[0])

@@ -7,6 +7,7 @@ and ``weight_shape`` int64 [2]; ``weight`` is gone. Format: compressed-tensors 0
 import bisect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ class CompressedTensors:
 
     name = "compressed-tensors"
 
+    @lru_cache(maxsize=1024)  # noqa: B019  (there is one layout of a kind, for as long as the process lives)
     def stored(self, scheme: Int4Group, num_rows: int, num_cols: int) -> Mapping[str, StoredPart]:
         """Three tensors."""
         return {

@@ -6,6 +6,7 @@ and finds no scale, and what is a scale and finds no weight, is an error.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NoReturn
 
 from quantkit.checkpoint.header import StoredTensor
@@ -95,6 +96,9 @@ def _bind(
     if tensor.name.endswith("." + ct.PACKED):
         weight = _packed_int4(tensor, tensors, form)
         return [(weight, tuple(part.name for part in weight.parts.values()))]
+    is_fused = is_fused_expert(tensor, projections)
+    if not is_fused and tensor.spec.dtype not in (U8, I8, F8_E4M3, F8_E5M2):
+        return None
     scales = _scales_of(tensor, tensors)
     if tensor.spec.dtype in (U8, I8) and scales:
         _fail(
@@ -104,7 +108,7 @@ def _bind(
         )
     if tensor.spec.dtype == F8_E5M2:
         _fail(tensor, "is FP8 E5M2, which is not supported", "only E4M3 weights are read")
-    if is_fused_expert(tensor, projections) and tensor.spec.dtype in (F8_E4M3, *_FLOATS):
+    if is_fused and tensor.spec.dtype in (F8_E4M3, *_FLOATS):
         scale = _only_scale(tensor, scales) if tensor.spec.dtype == F8_E4M3 else None
         block = None if scale is None else _fused_block(tensor, scale, form)
         used = (tensor.name,) if scale is None else (tensor.name, scale.name)
@@ -151,8 +155,29 @@ def _fp8(tensor: StoredTensor, scales: list[StoredTensor], form: SourceForm) -> 
     if len(blocks) != 1:
         _fail(tensor, "carries two scales of different shape", "keep the one that belongs to it")
     block_rows, block_cols = blocks.pop()
-    codec = Fp8Block(block_rows=block_rows, block_cols=block_cols)
+    codec = _fp8_block(block_rows, block_cols)
     return Weight(name=tensor.name, shape=(rows, cols), codec=codec, main="codes", parts=parts)
+
+
+@lru_cache(maxsize=1024)
+def _fp8_block(block_rows: int, block_cols: int) -> Fp8Block:
+    """One for all weights that are alike."""
+    return Fp8Block(block_rows=block_rows, block_cols=block_cols)
+
+
+@lru_cache(maxsize=4096)
+def _fitting_block(
+    form: SourceForm, rows: int, cols: int, scale_shape: tuple[int, ...]
+) -> tuple[tuple[int, int] | None, tuple[list[int], ...]]:
+    """The declared block whose grid a scale of this shape is, or None; and the grids that were looked for."""
+    expected = []
+    for choice in range(len(form.fp8_blocks)):
+        size = form.block_size(rows, cols, choice)
+        grid = _fp8_block(*size).grid_shape(rows, cols)
+        if scale_shape in _grid_shapes(grid):
+            return size, ()
+        expected.append(list(grid))
+    return None, tuple(expected)
 
 
 def _block_of(tensor: StoredTensor, scale: StoredTensor, form: SourceForm, rows: int, cols: int) -> tuple[int, int]:
@@ -165,13 +190,9 @@ def _block_of(tensor: StoredTensor, scale: StoredTensor, form: SourceForm, rows:
             "is FP8, but config.json declares no FP8 quantization, so its block size is unknown",
             "download the config.json that belongs to this checkpoint",
         )
-    expected = []
-    for choice in range(len(form.fp8_blocks)):
-        size = form.block_size(rows, cols, choice)
-        grid = Fp8Block(block_rows=size[0], block_cols=size[1]).grid_shape(rows, cols)
-        if scale.spec.shape in _grid_shapes(grid):
-            return size
-        expected.append(list(grid))
+    size, expected = _fitting_block(form, rows, cols, scale.spec.shape)
+    if size is not None:
+        return size
     _fail(
         scale,
         f"has shape {list(scale.spec.shape)}, but {list(tensor.spec.shape)} needs {' or '.join(map(str, expected))}",

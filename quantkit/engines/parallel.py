@@ -4,6 +4,7 @@ Facts: SGLang 0.5.23 and vLLM 0.33, read in source.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 EngineName = Literal["sglang", "vllm"]
@@ -119,5 +120,5 @@ def stage_layers(num_layers: int, num_stages: int, engine: EngineName) -> tuple[
     counts = [base] * num_stages
     for index in range(extra):
         counts[-1 - index if engine == "sglang" else -2 - index] += 1
-    ends = [sum(counts[: index + 1]) for index in range(num_stages)]
+    ends = accumulate(counts)
     return tuple((end - count, end) for end, count in zip(ends, counts, strict=True))

@@ -15,7 +15,7 @@ from quantkit.memory.serving import Demand, MemoryRequest, Serving
 from quantkit.memory.split import check_sizes, check_split, shares
 from quantkit.memory.stage import stages
 from quantkit.memory.stages import plan_stage
-from quantkit.memory.tensor_groups import TensorGroup
+from quantkit.memory.tensor_groups import by_layer
 from quantkit.memory.verdict import judge
 
 FALLBACK_CONTEXT = 131_072
@@ -28,8 +28,9 @@ def decide(model: Model, request: MemoryRequest) -> Serving:
     check_sizes(request.parallel)
     split = check_split(model, request, scheme)
     check_fraction(request.engine, request.fraction)
-    groups = model.tensors(scheme)
-    if request.with_mtp and not (model.num_mtp_layers and any(_is_draft(group, model) for group in groups)):
+    groups = by_layer(model.tensors(scheme))
+    mtp_layers = range(model.num_layers, model.num_layers + model.num_mtp_layers)
+    if request.with_mtp and groups.keys().isdisjoint(mtp_layers):
         raise UsageError(f"{model.name} has no MTP layer", remedy="leave --with-mtp out")
     return Serving(
         model=model,
@@ -48,10 +49,6 @@ def check_fraction(engine: EngineName, fraction: float | None) -> None:
     if fraction is not None and not 0 < fraction <= 1:
         option = RULES[engine].fraction_option
         raise UsageError(f"{option} {fraction:g} is no share of a GPU", remedy="give 0.88, say")
-
-
-def _is_draft(group: TensorGroup, model: Model) -> bool:
-    return group.place.layer is not None and group.place.layer >= model.num_layers
 
 
 def make_memory_plan(model: Model, request: MemoryRequest, *, with_advice: bool = True) -> MemoryPlan:

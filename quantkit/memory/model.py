@@ -119,6 +119,7 @@ def model_from_config(name: str, config: Mapping[str, Any], *, weights_from: str
         )
     form = source_form(quantization_section(config)[1])
 
+    @cache
     def weights() -> tuple[WeightGroup, ...]:
         return group_expected(family, family.assumed_tensors(config))
 

@@ -1,5 +1,6 @@
 """How a model is to be served: what was asked for, and the same with everything decided that was left open."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quantkit.engines.parallel import DEFAULT_ENGINE, EngineName, Parallel, Shares
@@ -55,14 +56,14 @@ class Demand:
 class Serving:
     """Everything decided: what the stages, the budgets and the verdict are made from.
 
-    ``split``: the engine's verdict on the sizes, which is no refusal.
+    ``split``: the engine's verdict on the sizes, which is no refusal. ``groups``: by layer, None outside the layers.
     """
 
     model: Model
     request: MemoryRequest
     scheme: Scheme
     split: TpVerdict
-    groups: tuple[TensorGroup, ...]
+    groups: Mapping[int | None, tuple[TensorGroup, ...]]
     kv_format: KvFormat
     demand: Demand
     shares: Shares

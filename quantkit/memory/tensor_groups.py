@@ -168,6 +168,14 @@ def tensor_groups(counts: Mapping[StoredKind, int]) -> tuple[TensorGroup, ...]:
     )
 
 
+def by_layer(groups: Iterable[TensorGroup]) -> dict[int | None, tuple[TensorGroup, ...]]:
+    """Groups by the layer that they stand in; None is outside the layers."""
+    found: dict[int | None, list[TensorGroup]] = {}
+    for group in groups:
+        found.setdefault(group.place.layer, []).append(group)
+    return {layer: tuple(of_layer) for layer, of_layer in found.items()}
+
+
 def _weight_groups(counts: Mapping[tuple[Place, str, TensorSpec, bool], int]) -> tuple[WeightGroup, ...]:
     return tuple(
         WeightGroup(place=place, leaf=leaf, spec=spec, is_fp8=is_fp8, count=count)

@@ -26,6 +26,8 @@ def decide(model: Model, request: MemoryRequest) -> Serving:
     rules = RULES[request.engine]
     scheme = request.scheme or model.scheme
     check_sizes(request.parallel)
+    if model.form.int4_group_size is not None:
+        model.tensors(scheme)  # a group size that divides nothing is the source's fault, and none of the split
     split = check_split(model, request, scheme)
     check_fraction(request.engine, request.fraction)
     groups = by_layer(model.tensors(scheme))

@@ -88,7 +88,7 @@ def request_of_log(log: EngineLog, request: MemoryRequest, given: frozenset[str]
         raise UsageError(f"the log is {log.engine}'s, --engine says {request.engine}", remedy="leave --engine out")
     found = replace(request, engine=log.engine, parallel=_logged_sizes(log.engine, values, request.parallel))
     if "fraction" in values:
-        found = replace(found, fraction=float(values["fraction"]), is_fraction_final=True)
+        found = replace(found, fraction=float(values["fraction"]), logged=frozenset({"fraction"}))
     if "context" in values:
         found = replace(found, context=int(values["context"]))
     # the number is a replica's where the server chose it, and the server's where it was told

@@ -19,6 +19,7 @@ from quantkit.memory.tensor_groups import by_layer
 from quantkit.memory.verdict import judge
 
 FALLBACK_CONTEXT = 131_072
+NOT_WRITTEN_YET = "quantkit convert does not write this yet: it writes INT4 experts, and the rest in BF16"
 
 
 def decide(model: Model, request: MemoryRequest) -> Serving:
@@ -90,8 +91,9 @@ def _demand(model: Model, request: MemoryRequest, rules: EngineRules) -> Demand:
     context = request.context or model.max_context or FALLBACK_CONTEXT
     concurrency = request.concurrency or 1
     per_replica = -(-concurrency // request.parallel.dp_attention)
-    is_asked = request.context is not None or request.concurrency is not None
-    tokens = context * per_replica if is_asked or rules.refuses_below_one_request else 0
+    # with nothing asked for, what the engine wants to start with
+    is_wanted = not request.asks_for_nothing or rules.refuses_below_one_request
+    tokens = context * per_replica if is_wanted else 0
     return Demand(context=context, concurrency=concurrency, per_replica=per_replica, tokens=tokens)
 
 
@@ -109,13 +111,14 @@ def _assumptions(serving: Serving, num_tokens: int) -> tuple[str, ...]:
         told.append(f"{serving.split.reason}: split like the others of its kind")
     if scheme != model.scheme:
         told.append(f"stored as {scheme}, where the source is {model.scheme}")
-        if scheme.rest == "fp8" or model.form.int4_group_size is not None:
-            told.append("quantkit convert does not write this yet: it decodes what is not INT4 to BF16")
+        if scheme.experts != "int4" or scheme.rest == "fp8" or model.form.int4_group_size is not None:
+            told.append(NOT_WRITTEN_YET)
     if scheme.experts == "int4" and scheme.rest == "fp8":
         told.append("the rest as in an FP8 source, kv_b_proj and the indexer included")
     if scheme.experts == "int4" and request.gpu.architecture.is_amd:
         architecture = request.gpu.architecture
         told.append(f"whether {request.engine} has a kernel for INT4 experts on {architecture} is not known")
+    told += RULES[request.engine].doubts(serving)
     told += RULES[request.engine].remarks(serving, num_tokens)
     if model.num_mtp_layers and not request.with_mtp:
         told.append("the MTP layer is not loaded (--with-mtp counts it)")

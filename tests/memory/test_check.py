@@ -88,7 +88,7 @@ def test_an_sglang_log_tells_how_the_server_was_started(read):
         engine="sglang",
         parallel=Parallel(tp=8),
         fraction=0.87,
-        is_fraction_final=True,
+        logged=frozenset({"fraction"}),
         context=131_072,
         kv_dtype=KvDtype.FP8,
         max_running_requests=48,
@@ -150,7 +150,7 @@ def test_a_vllm_log_has_the_ranks_of_one_replica(read):
         engine="vllm",
         parallel=Parallel(tp=8, ep=8, dp_attention=2),
         fraction=0.95,
-        is_fraction_final=True,
+        logged=frozenset({"fraction"}),
         context=65_536,
         kv_dtype=KvDtype.FP8,
     )

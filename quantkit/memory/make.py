@@ -8,6 +8,7 @@ from quantkit.families.kv_shape import HeadKv
 from quantkit.memory.advice import advise
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.kv_choice import choose_format
+from quantkit.memory.launch import logged_flags
 from quantkit.memory.model import Model
 from quantkit.memory.plan import MemoryPlan, Tokens, Verdict
 from quantkit.memory.rules import RULES
@@ -105,6 +106,8 @@ def _assumptions(serving: Serving, num_tokens: int) -> tuple[str, ...]:
         f"{request.engine} {ENGINE_VERSIONS[request.engine]}, with its defaults where no option says otherwise",
         f"{request.gpu.context_gib:.1f} GiB of {request.gpu.title} are gone before the model loads (context and NCCL)",
     ]
+    if read := logged_flags(request):
+        told.append(f"read from the log: {read}")
     told += model.remarks
     told += _unevenness(serving)
     if serving.split.status == "unknown":

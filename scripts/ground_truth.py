@@ -1,8 +1,10 @@
 """Memory that servers logged, against the memory plan: prints planned, measured and difference of every row.
 
 Rows are public start-up logs and benchmark reports; each stands for one server, so a row is evidence and no proof.
-Weights and pool in GiB a rank. A figure is compared only where the source states the layout and flags that it
-depends on; ``excluded`` says why a row, or a figure of it, is not compared.
+Weights (with the copies that the engine makes of them) and pool in GiB a rank. Bytes a token and the tokens of the
+logged pool are one check in two units: that pool is the log's. A pool is planned where the fraction is stated. A figure
+is compared only where the source states the layout and flags that it depends on; ``excluded`` says why a row, or a
+figure of it, is not compared.
 """
 
 import json
@@ -59,6 +61,14 @@ class Row:
     excluded: str = ""
     source: str = ""
     note: str = ""
+
+
+_FIGURES = {  # their names and units in the table
+    "weights": ("weights and copies", "GiB"),
+    "bytes": ("KV bytes of a token", "B"),
+    "tokens": ("tokens in the logged pool", "tokens"),
+    "pool": ("planned pool", "GiB"),
+}
 
 
 def _read_rows() -> tuple[Row, ...]:
@@ -123,7 +133,7 @@ def plan_of(row: Row) -> MemoryPlan:
 
 
 def figures(row: Row) -> Iterator[Figure]:
-    """Weights, bytes per token, and tokens in the pool that was logged."""
+    """Weights with copies, bytes per token, tokens of the logged pool, and the pool where it can be planned."""
     plan = plan_of(row)
     stage = plan.stages[0]
     cell = float(stage.cell.num_bytes)
@@ -153,20 +163,24 @@ def figures(row: Row) -> Iterator[Figure]:
 
 def table() -> list[str]:
     """Markdown: every figure of every row."""
-    lines = ["| server | figure | planned | measured | difference |", "|---|---|---|---|---|"]
+    lines = ["| server | fraction | figure | by the plan | logged | difference |", "|---|---|---|---|---|---|"]
     for row in ROWS:
         found = list(figures(row))
         for one in found:
             digits = 2 if one.what in ("weights", "pool") else 0
-            unit = {"weights": "GiB", "bytes": "B a token", "tokens": "tokens", "pool": "GiB"}[one.what]
+            name, unit = _FIGURES[one.what]
             note = " (not counted)" if one.excluded else " (made the band)" if one.calibrates else ""
             lines.append(
-                f"| {one.row} | {one.what} | {one.planned:,.{digits}f} {unit} | {one.measured:,.{digits}f} | "
-                f"{one.percent:+.2f} %{note} |"
+                f"| {one.row} | {_fraction(row)} | {name} | {one.planned:,.{digits}f} {unit} | "
+                f"{one.measured:,.{digits}f} | {one.percent:+.2f} %{note} |"
             )
         if row.excluded:
-            lines.append(f"| {row.name} | | | | {row.excluded} |")
+            lines.append(f"| {row.name} | {_fraction(row)} | | | | {row.excluded} |")
     return lines
+
+
+def _fraction(row: Row) -> str:
+    return "not stated" if row.fraction is None else f"{row.fraction:g}"
 
 
 if __name__ == "__main__":

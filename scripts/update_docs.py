@@ -68,7 +68,7 @@ def gpus() -> str:
         [f"`{gpu.name}`", gpu.title, f"{gpu.total_gib:g}", f"{gpu.free_before_load_gib:.1f}", gpu.architecture.value]
         for gpu in GPUS.values()
     ]
-    return table(["`--gpu`", "", "GiB (torch)", "free before loading", "architecture"], rows)
+    return table(["`--gpu`", "card", "GiB (torch)", "GiB free before loading", "architecture"], rows)
 
 
 @contextlib.contextmanager

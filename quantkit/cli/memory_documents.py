@@ -8,7 +8,8 @@ from quantkit.cli.document import head
 from quantkit.cli.memory_request import CheckedPlan, OverviewRow
 from quantkit.engines.parallel import ENGINE_VERSIONS
 from quantkit.memory.budget import GIB, Band
-from quantkit.memory.check import Comparison, doubts
+from quantkit.memory.doubts import Comparison
+from quantkit.memory.launch import launch_flags
 from quantkit.memory.plan import MemoryPlan, StagePlan, Verdict
 from quantkit.memory.rules import RULES
 
@@ -30,6 +31,7 @@ def plan_document(plan: MemoryPlan, *, allow_overcommit: bool = False) -> dict[s
         "engine_title": RULES[request.engine].title,
         "engine_version": ENGINE_VERSIONS[request.engine],
         "role": request.role,
+        "launch_flags": launch_flags(request),
         "gpu": {
             "name": request.gpu.name,
             "title": request.gpu.title,
@@ -49,6 +51,7 @@ def plan_document(plan: MemoryPlan, *, allow_overcommit: bool = False) -> dict[s
             "fraction": round(budget.fraction, 4),
             "fraction_option": RULES[request.engine].fraction_option,
             "is_default_fraction": budget.is_default,
+            "fraction_from": "default" if budget.is_default else "log" if "fraction" in request.logged else "option",
             "limit_gib": _gib(budget.limit_gib),
             "rule": budget.rule,
         },
@@ -131,7 +134,7 @@ def check_document(checked: CheckedPlan, *, allow_overcommit: bool = False) -> d
         **plan_document(checked.plan, allow_overcommit=allow_overcommit),
         "log_model": checked.log_model,
         "check": rows,
-        "doubts": list(doubts(checked.rows)),
+        "doubts": list(checked.doubts),
     }
 
 

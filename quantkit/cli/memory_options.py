@@ -6,6 +6,15 @@ import typer
 
 from quantkit.engines.parallel import DEFAULT_ENGINE, ENGINES
 
+
+def count_of_tokens(text: str) -> int:
+    """A whole number; a k behind it, of either case, means times 1024."""
+    digits = text.removesuffix("k").removesuffix("K")
+    if not digits.isascii() or not digits.removeprefix("-").isdigit() or len(text) - len(digits) > 1:
+        raise typer.BadParameter(f"{text!r} is no number of tokens: give 131072 or 128k, say")
+    return int(digits) * (1 if digits == text else 1024)
+
+
 ModelArgument = Annotated[
     Optional[str],  # noqa: UP045  (typer reads it)
     typer.Argument(
@@ -88,11 +97,20 @@ MtpOption = Annotated[bool, typer.Option("--with-mtp", "--mtp", help="Count the 
 EagerOption = Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs.")]
 ContextOption = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option("--context", metavar="TOKENS", help="Of a request, as the server is started [default: the model's]."),
+    typer.Option(
+        "--context",
+        metavar="TOKENS",
+        parser=count_of_tokens,
+        help="Of a request that must fit; 128k is 131072 [default: the model's, and none must fit].",
+    ),
 ]
 ConcurrencyOption = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option("--concurrency", metavar="N", help="Requests of that length at once, which must fit."),
+    typer.Option(
+        "--concurrency",
+        metavar="N",
+        help="Requests at once that must fit, of --context or else the model's full context.",
+    ),
 ]
 MaxRequestsOption = Annotated[
     Optional[int],  # noqa: UP045

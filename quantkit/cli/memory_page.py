@@ -130,7 +130,8 @@ def _settings(document: Json) -> dict[str, str]:
     """What was asked for, by its name."""
     gpu, budget, kv, demand = document["gpu"], document["budget"], document["kv"], document["demand"]
     mtp = "loaded" if document["with_mtp"] else "left out"
-    whose = "the default" if budget["is_default_fraction"] else "as given"
+    given = "as logged" if budget["fraction_from"] == "log" else "as given"
+    whose = "the default" if budget["is_default_fraction"] else given
     free = f"{short(gpu['free_before_load_gib'])} GiB free before load"
     concurrency = f"concurrency {demand['concurrency']:,}"
     if document["parallel"]["dp_attention"] > 1:
@@ -141,7 +142,7 @@ def _settings(document: Json) -> dict[str, str]:
         "GPU": f"{gpu['title']} ({gpu['name']}): {short(gpu['total_gib'])} GiB, {free}",
         "Budget": f"{budget['fraction_option']} {budget['fraction']:g} ({whose}): {budget['rule']}",
         "Role": "prefill and decode" if document["role"] == "both" else document["role"],
-        "Flags": document["parallel"]["flags"],
+        "Flags": document["launch_flags"],
         "KV cache": f"{kv['dtype']}, {kv['layout']}; chosen by {kv['chosen_by']}",
         "Demand": f"context {demand['context']:,} tokens, {concurrency}: {_asked(document)}",
     }

@@ -7,7 +7,8 @@ from typing import Any
 
 from quantkit.engines.parallel import DEFAULT_ENGINE, ENGINES, EngineName, Parallel
 from quantkit.errors import QuantkitError, UsageError
-from quantkit.memory.check import Comparison, compare_with_log, model_of_log, plan_of_log
+from quantkit.memory.check import compare_with_log, model_of_log, plan_of_log
+from quantkit.memory.doubts import Comparison, doubts, doubts_of_start
 from quantkit.memory.engine_log import read_engine_log
 from quantkit.memory.gpus import DEFAULT_GPU, gpu_named
 from quantkit.memory.kv_format import KV_DTYPE_WORDS, POOL_ROLES, KvDtype, KvLayout
@@ -156,6 +157,8 @@ def plan_comparison(options: MemoryOptions, model: Model, words: str) -> tuple[M
     schemes = [word.strip().lower() for word in words.split(",")]
     if len(schemes) != 2 or not set(schemes) <= set(FORMATS):
         raise UsageError(f"--compare {words!r} is no pair of schemes", remedy=f"give two of {', '.join(FORMATS)}")
+    if schemes[0] == schemes[1]:
+        raise UsageError(f"--compare {words} compares a scheme with itself", remedy="give two that differ")
     if options.scheme is not None:
         raise UsageError("--compare and --scheme say the same thing", remedy="leave one of them out")
     # --group-size and --rest speak of the INT4 side
@@ -168,11 +171,15 @@ def plan_comparison(options: MemoryOptions, model: Model, words: str) -> tuple[M
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedPlan:
-    """The plan of the server that wrote a log, and both side by side; ``log_model``: the name that it logged."""
+    """The plan of the server that wrote a log, and both side by side; ``log_model``: the name that it logged.
+
+    ``doubts``: why the log may be of another server.
+    """
 
     plan: MemoryPlan
     log_model: str
     rows: tuple[Comparison, ...]
+    doubts: tuple[str, ...]
 
 
 def plan_checked(options: MemoryOptions, model: Model, log_path: Path) -> CheckedPlan:
@@ -184,7 +191,13 @@ def plan_checked(options: MemoryOptions, model: Model, log_path: Path) -> Checke
         given.add("fraction")
     request = request_of(replace(options, engine=options.engine or log.engine), model, options.scheme)
     plan = plan_of_log(log, model, request, frozenset(given))
-    return CheckedPlan(plan=plan, log_model=model_of_log(log), rows=compare_with_log(plan, log))
+    rows = compare_with_log(plan, log)
+    return CheckedPlan(
+        plan=plan,
+        log_model=model_of_log(log),
+        rows=rows,
+        doubts=(*doubts_of_start(log, model, plan, frozenset(given)), *doubts(rows)),
+    )
 
 
 def plan_overview(options: MemoryOptions) -> tuple[OverviewRow, ...]:

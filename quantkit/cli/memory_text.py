@@ -6,7 +6,8 @@ from quantkit.cli import render
 from quantkit.cli.memory_request import CheckedPlan, OverviewRow
 from quantkit.engines.parallel import ENGINE_VERSIONS
 from quantkit.memory.budget import GIB, Band
-from quantkit.memory.check import doubts
+from quantkit.memory.launch import launch_flags
+from quantkit.memory.make import NOT_WRITTEN_YET
 from quantkit.memory.plan import MemoryPlan, StagePlan
 from quantkit.memory.rules import RULES
 
@@ -14,10 +15,11 @@ from quantkit.memory.rules import RULES
 def show_plan(plan: MemoryPlan) -> None:
     """Weights and memory of every stage, bars, verdict, and what was taken for granted."""
     request = plan.request
+    role = "" if request.role == "both" else f", {request.role} pool"
     render.show_line(
         f"Memory plan: {plan.model}, {plan.scheme}{', with MTP' if request.with_mtp else ''}\n"
-        f"{request.engine} {ENGINE_VERSIONS[request.engine]}, {request.parallel.flags(request.engine)}, "
-        f"{request.parallel.num_gpus} x {request.gpu.title} ({request.gpu.total_gib:g} GiB each)\n"
+        f"{request.engine} {ENGINE_VERSIONS[request.engine]}{role}, {request.parallel.num_gpus} x {request.gpu.title} "
+        f"({request.gpu.total_gib:g} GiB each)\nFlags: {launch_flags(request)}\n"
     )
     for stage in plan.stages:
         where = _ranks(plan, stage)
@@ -68,7 +70,7 @@ def _memory_rows(plan: MemoryPlan, stage: StagePlan) -> list[list[str]]:
     budget, demand = stage.budget, plan.demand
     low, mid, high = stage.num_tokens
     option = RULES[plan.request.engine].fraction_option
-    whose = "its default" if budget.is_default else "as given"
+    whose = "its default" if budget.is_default else "as logged" if "fraction" in plan.request.logged else "as given"
     return [
         ["weights", f"{stage.weights_gib:.2f} GiB", "", "of the checkpoint"],
         ["copies", f"{stage.copies_gib:.2f} GiB", "", _what_is_copied(plan, stage)],
@@ -82,7 +84,7 @@ def _memory_rows(plan: MemoryPlan, stage: StagePlan) -> list[list[str]]:
             f"{plan.kv_format.layout} rows, chosen by {plan.kv_format.chosen_by}",
         ],
         ["fraction", f"{budget.fraction:.3f}", "", f"{option}, {whose}: {budget.rule}"],
-        ["KV pool", f"{budget.pool.mid:.2f} GiB", _span(budget.pool), ""],
+        ["KV pool", _room(budget.pool.mid, " GiB"), _room_span(budget.pool), ""],
         ["KV tokens", f"{mid:,}", f"{low:,} to {high:,}", ""],
         [
             "requests",
@@ -119,6 +121,17 @@ def _span(band: Band) -> str:
     return f"{band.low:.2f} to {band.high:.2f}"
 
 
+def _room(gib: float, unit: str = "") -> str:
+    """Of a pool, which may be less than nothing."""
+    return f"short by {-gib:.2f}{unit}" if gib < 0 else f"{gib:.2f}{unit}"
+
+
+def _room_span(band: Band) -> str:
+    if band.high < 0:
+        return f"short by {-band.low:.2f} to {-band.high:.2f}"
+    return f"{_room(band.low)} to {band.high:.2f}"
+
+
 def show_check(checked: CheckedPlan) -> None:
     """The plan, every figure beside the log's, and what raises doubts."""
     show_plan(checked.plan)
@@ -132,7 +145,7 @@ def show_check(checked: CheckedPlan) -> None:
     render.show_table(
         f"Against the log{served}", ["figure", "unit", "planned", "measured", "difference", "line"], table
     )
-    render.show_notes("doubt", doubts(checked.rows))
+    render.show_notes("doubt", checked.doubts)
 
 
 def show_comparison(first: MemoryPlan, second: MemoryPlan) -> None:
@@ -146,17 +159,19 @@ def show_comparison(first: MemoryPlan, second: MemoryPlan) -> None:
         ("KV pool", left.budget.pool.mid, right.budget.pool.mid),
         ("overhead", left.budget.overhead.mid, right.budget.overhead.mid),
     ]
-    rows = [[name, "GiB", f"{one:.2f}", f"{two:.2f}", f"{two - one:+.2f}"] for name, one, two in pairs]
+    rows = [[name, "GiB", _room(one), _room(two), f"{two - one:+.2f}"] for name, one, two in pairs]
     counts = [
-        ("KV bytes a token", float(left.cell.num_bytes), float(right.cell.num_bytes)),
-        ("KV tokens", left.num_tokens.mid, right.num_tokens.mid),
+        ("KV a token", "B", float(left.cell.num_bytes), float(right.cell.num_bytes)),
+        ("KV tokens", "tokens", left.num_tokens.mid, right.num_tokens.mid),
         (
             f"requests of {first.demand.context:,} tokens",
+            "requests",
             left.num_tokens.mid // first.demand.context,
             right.num_tokens.mid // second.demand.context,
         ),
     ]
-    rows += [[name, "", f"{one:,.10g}", f"{two:,.10g}", f"{two - one:+,.10g}"] for name, one, two in counts]
+    rows.append(["KV dtype", "", *(f"{plan.kv_format.dtype}, {plan.kv_format.layout}" for plan in (first, second)), ""])
+    rows += [[name, unit, f"{one:,.10g}", f"{two:,.10g}", f"{two - one:+,.10g}"] for name, unit, one, two in counts]
     rows.append(["verdict", "", first.verdict.value, second.verdict.value, ""])
     request = first.request
     render.show_table(
@@ -164,6 +179,9 @@ def show_comparison(first: MemoryPlan, second: MemoryPlan) -> None:
         ["what", "unit", str(first.scheme), str(second.scheme), "difference"],
         rows,
     )
+    for plan in (first, second):
+        if NOT_WRITTEN_YET in plan.assumptions:
+            render.show_line(f"{plan.scheme}: {NOT_WRITTEN_YET}")
 
 
 def _pairs_of_parts(left: StagePlan, right: StagePlan) -> Iterator[tuple[str, float, float]]:
@@ -177,22 +195,26 @@ def show_overview(rows: Sequence[OverviewRow]) -> None:
     """A line for every recipe."""
     table = []
     for row in rows:
-        cells = [row.recipe]
+        plans = [plan for plan in (row.int4, row.published) if plan is not None]
+        cells = [row.recipe, "-" if row.published is None else row.published.scheme.experts.upper()]
         for plan in (row.published, row.int4):
             if plan is None:
                 cells += ["-", "-", "-"]
-                continue
-            stage = plan.tightest
-            cells += [f"{stage.weights_gib:.2f}", f"{plan.num_tokens.mid:,}", plan.verdict.value]
-        cell = next((plan.stages[0].cell for plan in (row.int4, row.published) if plan is not None), None)
-        table.append([*cells, "-" if cell is None else f"{float(cell.num_bytes):,.10g} B"])
+            else:
+                cells += [f"{plan.tightest.weights_gib:.2f}", f"{plan.num_tokens.mid:,}", plan.verdict.value]
+        dtypes = " ".join(dict.fromkeys(plan.kv_format.dtype.value for plan in plans)) or "-"
+        table.append([*cells, dtypes, f"{float(plans[0].stages[0].cell.num_bytes):,.10g} B" if plans else "-"])
     plan = next((plan for row in rows for plan in (row.int4, row.published) if plan is not None), None)
     if plan is not None:
         request = plan.request
+        context = "nothing asked for, contexts as the models allow"
+        if not request.asks_for_nothing:
+            tokens = "the model's full context" if request.context is None else f"{request.context:,} tokens"
+            context = f"{request.concurrency or 1} x {tokens} asked for"
         render.show_line(
             f"Every recipe on {request.parallel.num_gpus} x {request.gpu.title}, {request.engine}, "
-            f"{request.parallel.flags(request.engine)}; GiB and tokens a rank, contexts as the models allow\n"
+            f"{launch_flags(request)}; weights in GiB and tokens a rank, {context}\n"
         )
-    columns = ["recipe", "published", "tokens", "verdict", "INT4", "tokens", "verdict", "KV a token"]
+    columns = ["recipe", "published", "GiB", "tokens", "verdict", "INT4 GiB", "tokens", "verdict", "KV", "KV a token"]
     render.show_table("Recipes", columns, table)
     render.show_notes("not planned", sorted({row.problem for row in rows if row.problem}))

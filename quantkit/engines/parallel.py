@@ -4,6 +4,7 @@ Facts: SGLang 0.5.23 and vLLM 0.33, read in source.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 EngineName = Literal["sglang", "vllm"]
@@ -42,16 +43,18 @@ class Parallel:
 
     def flags(self, engine: EngineName) -> str:
         """As the engine's command line spells it."""
+        return " ".join(self.flags_of(engine).values())
+
+    def flags_of(self, engine: EngineName) -> dict[str, str]:
+        """The flag of each size; those of 1 are left out, but for ``tp``."""
         if engine == "sglang":
-            sizes = {"--tp-size": self.tp, "--pp-size": self.pp, "--ep-size": self.ep}
-            sizes |= {"--attn-dp-size": self.dp_attention, "--dcp-size": self.dcp}
+            sizes = {"tp": f"--tp-size {self.tp}", "pp": f"--pp-size {self.pp}", "ep": f"--ep-size {self.ep}"}
+            sizes |= {"dp_attention": f"--attn-dp-size {self.dp_attention}", "dcp": f"--dcp-size {self.dcp}"}
         else:
-            sizes = {"--tensor-parallel-size": self.attention_tp, "--pipeline-parallel-size": self.pp}
-            sizes |= {"--data-parallel-size": self.dp_attention, "--decode-context-parallel-size": self.dcp}
-        words = [f"{name} {size}" for index, (name, size) in enumerate(sizes.items()) if size > 1 or index == 0]
-        if engine == "vllm" and self.ep > 1:
-            words.append("--enable-expert-parallel")
-        return " ".join(words)
+            sizes = {"tp": f"--tensor-parallel-size {self.attention_tp}", "pp": f"--pipeline-parallel-size {self.pp}"}
+            sizes |= {"dp_attention": f"--data-parallel-size {self.dp_attention}"}
+            sizes |= {"dcp": f"--decode-context-parallel-size {self.dcp}", "ep": "--enable-expert-parallel"}
+        return {field: words for field, words in sizes.items() if field == "tp" or getattr(self, field) > 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,5 +122,5 @@ def stage_layers(num_layers: int, num_stages: int, engine: EngineName) -> tuple[
     counts = [base] * num_stages
     for index in range(extra):
         counts[-1 - index if engine == "sglang" else -2 - index] += 1
-    ends = [sum(counts[: index + 1]) for index in range(num_stages)]
+    ends = accumulate(counts)
     return tuple((end - count, end) for end, count in zip(ends, counts, strict=True))

@@ -41,12 +41,13 @@ def _changes(model: Model, plan: MemoryPlan) -> Iterator[tuple[str, MemoryReques
     for tp in larger[:2]:
         ep = tp if request.parallel.ep == request.parallel.tp else request.parallel.ep
         words = f"--tp {tp}" if ep == request.parallel.ep else f"--tp {tp} --ep {ep}"
-        yield words, replace(request, parallel=replace(request.parallel, tp=tp, ep=ep))
+        parallel = replace(request.parallel, tp=tp, ep=ep)
+        yield f"{words} ({parallel.num_gpus} GPUs)", replace(request, parallel=parallel)
     yield from _split_changes(request)
     yield from _demand_changes(plan)
     option = RULES[request.engine].fraction_option
     for fraction in (0.85, 0.9, 0.92, 0.94, 0.96):
-        yield f"{option} {fraction:g}", replace(request, fraction=fraction)
+        yield f"{option} {fraction:g}", replace(request, fraction=fraction, logged=request.logged - {"fraction"})
     instead = "" if request.gpu == GPUS[request.gpu.name] else " and no --gpu-gib"
     for gpu in GPUS.values():
         if gpu.total_gib > request.gpu.total_gib and gpu.architecture.is_amd == request.gpu.architecture.is_amd:
@@ -62,7 +63,8 @@ def _split_changes(request: MemoryRequest) -> Iterator[tuple[str, MemoryRequest]
     if parallel.dcp == 1 and parallel.attention_tp > 1:
         changed = replace(parallel, dcp=parallel.attention_tp)
         yield f"--dcp {parallel.attention_tp}", replace(request, parallel=changed)
-    yield f"--pp {2 * parallel.pp}", replace(request, parallel=replace(parallel, pp=2 * parallel.pp))
+    twice = replace(parallel, pp=2 * parallel.pp)
+    yield f"--pp {twice.pp} ({twice.num_gpus} GPUs)", replace(request, parallel=twice)
 
 
 def _scheme_changes(model: Model, request: MemoryRequest, scheme: Scheme) -> Iterator[tuple[str, MemoryRequest]]:
@@ -88,8 +90,9 @@ def _demand_changes(plan: MemoryPlan) -> Iterator[tuple[str, MemoryRequest]]:
     fitting = plan.num_tokens.low // demand.context * request.parallel.dp_attention
     if 0 < fitting < (request.concurrency or 1):
         yield f"fewer requests (--concurrency {fitting})", replace(request, concurrency=fitting)
+    what = "asking for less than the model's context" if request.context is None else "a shorter context"
     context = plan.num_tokens.low // demand.per_replica // 1024 * 1024
     if 0 < context < demand.context:
-        yield f"a shorter context (--context {context})", replace(request, context=context)
+        yield f"{what} (--context {context})", replace(request, context=context)
     if demand.tokens == 0 and demand.context > 131_072:
-        yield "a shorter context (--context 131072)", replace(request, context=131_072)
+        yield f"{what} (--context 131072)", replace(request, context=131_072)

@@ -1,16 +1,16 @@
 """A plan against an engine's start-up log: what the log decides, and planned, measured, difference."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NoReturn
 
-from quantkit.engines.parallel import EngineName, Parallel
+from quantkit.engines.parallel import MOST_GPUS, Parallel
 from quantkit.errors import SourceError, UsageError
 from quantkit.memory.budget import GIB
+from quantkit.memory.doubts import LOGGED_FIELDS, LOGGED_SIZES, Comparison
 from quantkit.memory.engine_log import EngineLog
 from quantkit.memory.engine_log_lines import KEYS
-from quantkit.memory.gpus import Gpu
+from quantkit.memory.gpus import DEFAULT_GPU, Gpu, gpu_named
 from quantkit.memory.kv_format import KV_DTYPE_WORDS, POOL_ROLES, KvDtype, KvLayout
 from quantkit.memory.make import make_memory_plan
 from quantkit.memory.model import Model
@@ -19,53 +19,16 @@ from quantkit.memory.rules import RULES
 from quantkit.memory.serving import MemoryRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """One figure of a rank. ``planned`` is None where the plan says nothing of it; ``line`` is the log's."""
-
-    name: str
-    unit: str
-    planned: float | None
-    measured: float
-    line: int
-
-    @property
-    def difference_percent(self) -> float | None:
-        """Planned less measured, of the measured."""
-        if self.planned is None or not self.measured:
-            return None
-        return (self.planned - self.measured) / self.measured * 100
-
-
-_SIZES: Mapping[str, str] = {"tp": "tp", "pp": "pp", "ep": "ep", "dcp": "dcp", "dp": "dp_attention"}
-# what a log decides: its key, and the field of the request
-_FIELDS: Mapping[str, str] = {
-    **_SIZES,
-    "is_expert_parallel": "ep",
-    "fraction": "fraction",
-    "context": "context",
-    "max_running_requests": "max_running_requests",
-    "kv_dtype": "kv_dtype",
-    "role": "role",
-    "speculation": "with_mtp",
-    "is_eager": "is_eager",
-}
-
-
 def plan_of_log(log: EngineLog, model: Model, request: MemoryRequest, given: frozenset[str]) -> MemoryPlan:
     """The plan of the server that wrote the log, as far as ``given`` leaves it open: see ``request_of_log``.
 
-    Raises SourceError where what the log says does not go with the model.
+    Raises SourceError where what the log says does not go with the model, UsageError where it does and the options do
+    not.
     """
-    found = request_of_log(log, request, given)
-    if not request.with_mtp and not model.num_mtp_layers:  # it speculates with another model
-        found = replace(found, with_mtp=False)
-    if "context" not in given and found.context and model.max_context and found.context > model.max_context:
-        found = replace(found, context=None)  # it serves another model, or one that was told to go further
     try:
-        return make_memory_plan(model, found)
+        return make_memory_plan(model, _possible(log, model, request, given))
     except UsageError as error:
-        if found == request:
+        if _goes_with(log, model):
             raise
         raise SourceError(
             f"with what this log says of the server: {error.message}",
@@ -74,42 +37,78 @@ def plan_of_log(log: EngineLog, model: Model, request: MemoryRequest, given: fro
         ) from error
 
 
+def _possible(log: EngineLog, model: Model, request: MemoryRequest, given: frozenset[str]) -> MemoryRequest:
+    """``request_of_log`` without what the model does not have."""
+    found = request_of_log(log, request, given)
+    if not request.with_mtp and not model.num_mtp_layers:  # it speculates with another model
+        found = replace(found, with_mtp=False, logged=found.logged - {"with_mtp"})
+    if "context" not in given and found.context and model.max_context and found.context > model.max_context:
+        # it serves another model, or one that was told to go further
+        found = replace(found, context=None, logged=found.logged - {"context"})
+    return found
+
+
+def _goes_with(log: EngineLog, model: Model) -> bool:
+    """Whether what the log says of the server can be planned, without any option."""
+    plain = MemoryRequest(gpu=gpu_named(DEFAULT_GPU))
+    try:
+        make_memory_plan(model, _possible(log, model, plain, frozenset()), with_advice=False)
+    except UsageError:
+        return False
+    return True
+
+
 def request_of_log(log: EngineLog, request: MemoryRequest, given: frozenset[str]) -> MemoryRequest:
     """The request with what the log says of the server; the fields that are ``given`` stay.
 
     Raises SourceError, with the line, for what no server can have been started with.
     """
-    values = {key: log.values[key].value for key, field in _FIELDS.items() if key in log.values and field not in given}
+    values = {
+        key: log.values[key].value for key, field in LOGGED_FIELDS.items() if key in log.values and field not in given
+    }
     for key, value in values.items():
         largest = KEYS[key].largest
         if largest is not None and not 0 < float(value) <= largest:
             _fail(log, key, f"{key} {value} is not possible", "pass the log as the server wrote it")
     if "engine" in given and request.engine != log.engine:
         raise UsageError(f"the log is {log.engine}'s, --engine says {request.engine}", remedy="leave --engine out")
-    found = replace(request, engine=log.engine, parallel=_logged_sizes(log.engine, values, request.parallel))
+    found = replace(request, engine=log.engine, parallel=_logged_sizes(log, values, request.parallel))
+    logged = {LOGGED_FIELDS[key] for key in values} - {"max_running_requests", "kv_dtype"}
     if "fraction" in values:
-        found = replace(found, fraction=float(values["fraction"]), is_fraction_final=True)
+        found = replace(found, fraction=float(values["fraction"]))
     if "context" in values:
         found = replace(found, context=int(values["context"]))
     # the number is a replica's where the server chose it, and the server's where it was told
     is_told = "max_running_requests" in values and found.parallel.dp_attention == 1
     if is_told and RULES[log.engine].takes_max_running_requests:
         found = replace(found, max_running_requests=int(values["max_running_requests"]))
+        logged.add("max_running_requests")
     if "kv_dtype" in values:
         dtype, layout = _logged_kv_dtype(log)
+        taken = {"kv_dtype": dtype, "kv_layout": None if found.kv_layout else layout}
+        logged |= {field for field, value in taken.items() if value is not None}
         found = replace(found, kv_dtype=dtype, kv_layout=found.kv_layout or layout)
     return replace(
         found,
         role=next((role for role in POOL_ROLES if role == values.get("role")), found.role),
         with_mtp=found.with_mtp or _has_draft_layer(str(values.get("speculation", ""))),
         is_eager=found.is_eager or "is_eager" in values,
+        logged=frozenset(logged),
     )
 
 
-def _logged_sizes(engine: EngineName, values: Mapping[str, float | int | str], parallel: Parallel) -> Parallel:
-    logged = {size: int(values[key]) for key, size in _SIZES.items() if key in values}
-    if engine == "vllm" and "tp" in logged:  # its tensor parallel size is that of one replica
-        logged["tp"] *= logged.get("dp_attention", parallel.dp_attention)
+def _logged_sizes(log: EngineLog, values: Mapping[str, float | int | str], parallel: Parallel) -> Parallel:
+    logged = {size: int(values[key]) for key, size in LOGGED_SIZES.items() if key in values}
+    if log.engine == "vllm" and "tp" in logged:  # its tensor parallel size is that of one replica
+        replicas = logged.get("dp_attention", parallel.dp_attention)
+        if logged["tp"] * replicas > MOST_GPUS:
+            _fail(
+                log,
+                "tp",
+                f"tp {logged['tp']} of {replicas} replicas is not possible",
+                "pass the log as the server wrote it",
+            )
+        logged["tp"] *= replicas
     found = replace(parallel, **logged)
     # vLLM deals experts out to all ranks, however many the command line makes of them
     return replace(found, ep=found.tp) if "is_expert_parallel" in values else found
@@ -177,22 +176,4 @@ def _derived(plan: MemoryPlan, log: EngineLog) -> Iterator[Comparison]:
         planned=float(stage.cell.num_bytes) * _rows_per_token(plan),
         measured=float(pool.value) * GIB / float(tokens.value),
         line=tokens.line,
-    )
-
-
-# figures that a plan of the same server meets, within so many percent, and what differs where it does not
-_SAME_SERVER = {
-    "KV bytes per token": (3.0, "another model, KV dtype or row layout: see --kv-dtype and --kv-layout"),
-    "weights and copies": (10.0, "another model or scheme: name the checkpoint that was served, or give --to"),
-    "free before loading": (5.0, "another GPU: give --gpu, or --gpu-gib"),
-}
-
-
-def doubts(rows: Sequence[Comparison]) -> tuple[str, ...]:
-    """Where the log is hardly of the server that was planned."""
-    return tuple(
-        f"{row.name}: planned {row.planned:,.2f} {row.unit}, logged {row.measured:,.2f}: {words}"
-        for row in rows
-        for percent, words in [_SAME_SERVER.get(row.name, (math.inf, ""))]
-        if row.planned is not None and abs(row.difference_percent or 0.0) > percent
     )

@@ -20,7 +20,7 @@ def copied_bytes(serving: Serving, stage: Stage, rules: EngineRules) -> int:
     if not isinstance(shape, LatentKv):
         return 0
     ways, layer_bytes = parallel.attention_tp, (stage.num_own + stage.num_mtp) * shape.latent_dim * _BF16_BYTES
-    held = [group for group in serving.groups if stage.holds(group.place)]
+    held = list(stage.held(serving.groups))
     is_16_bit = all(group.spec.dtype in (BF16, F16) for group in held if group.place.role is Role.KV_B)
     total = 0
     if not (is_16_bit and rules.views_bf16_weights):

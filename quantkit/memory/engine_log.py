@@ -27,11 +27,13 @@ _ENGINE_CORE = re.compile(r"\((EngineCore\w*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLog:
-    """The last complete start in a log. ``values`` has only what was logged, GiB and counts per rank."""
+    """The last complete start in a log. ``values`` has only what was logged, GiB and counts per rank; ``version`` is
+    the engine's, or empty."""
 
     engine: EngineName
     file: str
     values: Mapping[str, LoggedValue]
+    version: str = ""
 
 
 _ENGINE_STARTS = "LLM engine (v"  # one line for each engine of data parallelism
@@ -50,9 +52,12 @@ _ARGUMENT_MARKERS: Mapping[str, EngineName] = {
 _LOGO_VERSION = re.compile("\u2588\\s+version\\s+\\d")
 _MODEL = re.compile("(?:vLLM server version \\S+, serving model|\u2588\\s+model)\\s+(\\S+)")
 _POOL_DTYPE = re.compile(r"KV [Cc]ache (?:is )?allocated\. dtype: (?:torch\.)?(\w+)")
+_CHOSEN_LINE = "Using KV cache dtype:"  # SGLang's, before it makes the pool
+_CHOSEN_DTYPE = re.compile(rf"{_CHOSEN_LINE} (?:torch\.)?(\w+)")
+_VERSION = re.compile("(?:server version |LLM engine \\(|\u2588\\s+version\\s+)v?(\\d+(?:\\.\\w+)+)")
 _CACHE_FORMAT = re.compile(r"Using (\w+) KV cache format for")
 _MARKERS = [*(number.marker for number in NUMBERS), *_OPENING_MARKERS, *_ARGUMENT_MARKERS]
-_RELEVANT = re.compile("|".join(map(re.escape, [*_MARKERS, "\u2588", "KV cache format for"])))
+_RELEVANT = re.compile("|".join(map(re.escape, [*_MARKERS, "\u2588", "KV cache format for", _CHOSEN_LINE])))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +67,7 @@ class _Start:
     engine: EngineName
     asked: dict[str, LoggedValue] = field(default_factory=dict)
     kv_dtype: LoggedValue | None = None
+    version: str = ""
     numbers: dict[str, dict[str, list[LoggedValue]]] = field(default_factory=dict)
     engine_cores: set[str] = field(default_factory=set)
     num_numbers: int = 0
@@ -100,7 +106,7 @@ def read_engine_log(path: Path) -> EngineLog:
     if not chosen.has_memory:
         remedy = "wait until the server has loaded the weights, and save its log again"
         _fail(path, f"the log of {starts[-1].engine} stops before its first line about memory", remedy)
-    return EngineLog(engine=chosen.engine, file=path.name, values=_values(chosen))
+    return EngineLog(engine=chosen.engine, file=path.name, values=_values(chosen), version=chosen.version)
 
 
 def _best(starts: list[_Start]) -> _Start:
@@ -172,7 +178,9 @@ def _read_names(start: _Start, text: str, logged: Callable[[str], LoggedValue]) 
         start.asked["model"] = logged(model[1])
     if cache_format := _CACHE_FORMAT.search(text):
         start.kv_dtype = logged(cache_format[1])
-    if start.kv_dtype is None and (dtype := _POOL_DTYPE.search(text)):
+    if version := _VERSION.search(text):
+        start.version = version[1]
+    if start.kv_dtype is None and (dtype := _POOL_DTYPE.search(text) or _CHOSEN_DTYPE.search(text)):
         start.kv_dtype = logged(dtype[1])
 
 

@@ -1,6 +1,6 @@
 """What a memory plan must know of an engine. ``sglang.py`` and ``vllm.py`` say it for one version each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -14,6 +14,7 @@ from quantkit.memory.serving import MemoryRequest, Serving
 class EngineRules:
     """Facts, and the few functions that facts alone cannot say.
 
+    ``kv_dtype_words``: its words for them.
     ``heads_everywhere``: families whose head every pipeline stage builds. ``deals_out_index``: DCP divides index keys
     and the draft's rows too. ``views_bf16_weights``: no copy of a ``kv_b_proj`` that is BF16 already.
     ``keeps_query_slice``: beside the queries gathered for DCP. ``repacked_share``: of a layer's INT4 experts, twice in
@@ -26,6 +27,9 @@ class EngineRules:
 
     title: str
     fraction_option: str
+    context_option: str
+    eager_option: str
+    kv_dtype_words: Mapping[KvDtype, str]
     has_pool_roles: bool
     heads_everywhere: frozenset[str]
     deals_out_index: bool
@@ -42,4 +46,5 @@ class EngineRules:
     sparse_layout: Callable[[MemoryRequest, KvDtype], KvLayout]  # of sparse attention's rows
     page_tokens: Callable[[Serving], int]  # the pool holds whole pages
     budget: Callable[[Serving, Band, float], Budget]  # of what is loaded, and the bytes of a token
+    doubts: Callable[[Serving], list[str]]  # why it may not run at all, which no figure says
     remarks: Callable[[Serving, int], list[str]]  # what the server must be told, what is not known; tokens in the pool

@@ -44,7 +44,7 @@ def _head_cell(shape: HeadKv, serving: Serving, stage: Stage) -> KvCell:
 def _latent_cell(shape: LatentKv, serving: Serving, stage: Stage, rules: EngineRules) -> KvCell:
     dcp = serving.parallel.dcp
     row, key = serving.kv_format.row_bytes(shape), index_key_bytes(shape)
-    num_index = sum(stage.first <= layer < stage.last for layer in shape.index_layers)
+    num_index = sum(layer in shape.index_layers for layer in range(stage.first, stage.last))
     # index keys and the draft's rows
     index_dcp = dcp if rules.deals_out_index else 1
     total = Fraction(stage.num_own * row, dcp) + Fraction(num_index * key, index_dcp)

@@ -13,8 +13,12 @@ def choose_format(model: Model, request: MemoryRequest, rules: EngineRules) -> K
     own_dtype = rules.kv_dtype(shape, request, model.family.name)
     dtype = request.kv_dtype or (own_dtype if request.kv_layout is None else KvDtype.FP8)
     own_layout = rules.sparse_layout(request, dtype) if shape.is_sparse else KvLayout.RAW
-    options = {"--kv-dtype": request.kv_dtype, "--kv-layout": request.kv_layout}
-    given = [name for name, value in options.items() if value is not None]
+    options = {"kv_dtype": "--kv-dtype", "kv_layout": "--kv-layout"}
+    given = dict.fromkeys(
+        "the log" if field in request.logged else option
+        for field, option in options.items()
+        if getattr(request, field) is not None
+    )
     whose = f"{request.engine} on {request.gpu.architecture}"
     found = KvFormat(
         dtype=dtype,

@@ -8,6 +8,7 @@ from quantkit.families.kv_shape import HeadKv
 from quantkit.memory.advice import advise
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.kv_choice import choose_format
+from quantkit.memory.launch import logged_flags
 from quantkit.memory.model import Model
 from quantkit.memory.plan import MemoryPlan, Tokens, Verdict
 from quantkit.memory.rules import RULES
@@ -15,10 +16,11 @@ from quantkit.memory.serving import Demand, MemoryRequest, Serving
 from quantkit.memory.split import check_sizes, check_split, shares
 from quantkit.memory.stage import stages
 from quantkit.memory.stages import plan_stage
-from quantkit.memory.tensor_groups import TensorGroup
+from quantkit.memory.tensor_groups import by_layer
 from quantkit.memory.verdict import judge
 
 FALLBACK_CONTEXT = 131_072
+NOT_WRITTEN_YET = "quantkit convert does not write this yet: it writes INT4 experts, and the rest in BF16"
 
 
 def decide(model: Model, request: MemoryRequest) -> Serving:
@@ -26,10 +28,13 @@ def decide(model: Model, request: MemoryRequest) -> Serving:
     rules = RULES[request.engine]
     scheme = request.scheme or model.scheme
     check_sizes(request.parallel)
+    if model.form.int4_group_size is not None:
+        model.tensors(scheme)  # a group size that divides nothing is the source's fault, and none of the split
     split = check_split(model, request, scheme)
     check_fraction(request.engine, request.fraction)
-    groups = model.tensors(scheme)
-    if request.with_mtp and not (model.num_mtp_layers and any(_is_draft(group, model) for group in groups)):
+    groups = by_layer(model.tensors(scheme))
+    mtp_layers = range(model.num_layers, model.num_layers + model.num_mtp_layers)
+    if request.with_mtp and groups.keys().isdisjoint(mtp_layers):
         raise UsageError(f"{model.name} has no MTP layer", remedy="leave --with-mtp out")
     return Serving(
         model=model,
@@ -48,10 +53,6 @@ def check_fraction(engine: EngineName, fraction: float | None) -> None:
     if fraction is not None and not 0 < fraction <= 1:
         option = RULES[engine].fraction_option
         raise UsageError(f"{option} {fraction:g} is no share of a GPU", remedy="give 0.88, say")
-
-
-def _is_draft(group: TensorGroup, model: Model) -> bool:
-    return group.place.layer is not None and group.place.layer >= model.num_layers
 
 
 def make_memory_plan(model: Model, request: MemoryRequest, *, with_advice: bool = True) -> MemoryPlan:
@@ -91,8 +92,9 @@ def _demand(model: Model, request: MemoryRequest, rules: EngineRules) -> Demand:
     context = request.context or model.max_context or FALLBACK_CONTEXT
     concurrency = request.concurrency or 1
     per_replica = -(-concurrency // request.parallel.dp_attention)
-    is_asked = request.context is not None or request.concurrency is not None
-    tokens = context * per_replica if is_asked or rules.refuses_below_one_request else 0
+    # with nothing asked for, what the engine wants to start with
+    is_wanted = not request.asks_for_nothing or rules.refuses_below_one_request
+    tokens = context * per_replica if is_wanted else 0
     return Demand(context=context, concurrency=concurrency, per_replica=per_replica, tokens=tokens)
 
 
@@ -104,19 +106,22 @@ def _assumptions(serving: Serving, num_tokens: int) -> tuple[str, ...]:
         f"{request.engine} {ENGINE_VERSIONS[request.engine]}, with its defaults where no option says otherwise",
         f"{request.gpu.context_gib:.1f} GiB of {request.gpu.title} are gone before the model loads (context and NCCL)",
     ]
+    if read := logged_flags(request):
+        told.append(f"read from the log: {read}")
     told += model.remarks
     told += _unevenness(serving)
     if serving.split.status == "unknown":
         told.append(f"{serving.split.reason}: split like the others of its kind")
     if scheme != model.scheme:
         told.append(f"stored as {scheme}, where the source is {model.scheme}")
-        if scheme.rest == "fp8" or model.form.int4_group_size is not None:
-            told.append("quantkit convert does not write this yet: it decodes what is not INT4 to BF16")
+        if scheme.experts != "int4" or scheme.rest == "fp8" or model.form.int4_group_size is not None:
+            told.append(NOT_WRITTEN_YET)
     if scheme.experts == "int4" and scheme.rest == "fp8":
         told.append("the rest as in an FP8 source, kv_b_proj and the indexer included")
     if scheme.experts == "int4" and request.gpu.architecture.is_amd:
         architecture = request.gpu.architecture
         told.append(f"whether {request.engine} has a kernel for INT4 experts on {architecture} is not known")
+    told += RULES[request.engine].doubts(serving)
     told += RULES[request.engine].remarks(serving, num_tokens)
     if model.num_mtp_layers and not request.with_mtp:
         told.append("the MTP layer is not loaded (--with-mtp counts it)")

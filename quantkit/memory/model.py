@@ -1,6 +1,6 @@
 """The model of a memory plan: its tensors in groups, as they lie or as a scheme would store them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -14,14 +14,17 @@ from quantkit.memory.scheme import Scheme, scheme_of, store_converted, store_pub
 from quantkit.memory.tensor_groups import (
     TensorGroup,
     WeightGroup,
+    check_layers,
     group_bound,
     group_expected,
     group_stored,
     has_counted_as_16_bits,
+    is_left_out,
 )
 from quantkit.weights.binding import Binding, bind_weights
-from quantkit.weights.completeness import missing_weights, refuse_missing, text_root
+from quantkit.weights.completeness import missing_weights, refuse_missing, surplus_weights, text_root
 from quantkit.weights.source_form import SourceForm, source_form
+from quantkit.weights.weight import Weight
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,7 +94,8 @@ class Model:
                 remedy="plan it as it is stored, or with --to bf16 or --to int4",
             )
         if scheme not in self._converted:
-            self._converted[scheme] = store_converted(self._weights, scheme)
+            is_own = self.form.int4_group_size is not None
+            self._converted[scheme] = store_converted(self._weights, scheme, is_own_group_size=is_own)
         return self._converted[scheme]
 
     @cached_property
@@ -119,6 +123,7 @@ def model_from_config(name: str, config: Mapping[str, Any], *, weights_from: str
         )
     form = source_form(quantization_section(config)[1])
 
+    @cache
     def weights() -> tuple[WeightGroup, ...]:
         return group_expected(family, family.assumed_tensors(config))
 
@@ -146,8 +151,13 @@ def model_from_checkpoint(name: str, checkpoint: Checkpoint, *, weights_from: st
         warnings, missing = missing_weights(family, checkpoint, binding)
         if missing:
             refuse_missing(missing, remedy="plan from its config.json alone, or download the rest")
+        num_layers = family.num_layers(checkpoint.config) + family.num_mtp_layers(checkpoint.config)
+        check_layers(family, checkpoint.tensors, num_layers, binding.dropped)
+        surplus = [weight for weight in surplus_weights(family, checkpoint, binding) if not is_left_out(weight.name)]
+        if surplus:
+            warnings.append(_beyond_config(surplus))
         if has_counted_as_16_bits(family, checkpoint.tensors, binding.dropped):
-            warnings.append("weights that are stored in FP32 count as 16 bits, as both engines load them")
+            warnings.append("weights that are stored in FP32 or FP64 count as 16 bits, as both engines load them")
         return binding, tuple(warnings)
 
     def weights() -> tuple[WeightGroup, ...]:
@@ -165,3 +175,13 @@ def model_from_checkpoint(name: str, checkpoint: Checkpoint, *, weights_from: st
         _read_weights=weights,
         _read_remarks=lambda: bound()[1],
     )
+
+
+def _beyond_config(weights: Sequence[Weight]) -> str:
+    num_bytes = sum(weight.stored_bytes for weight in weights)
+    what = (
+        "1 weight that its config does not stand for is"
+        if len(weights) == 1
+        else (f"{len(weights)} weights that its config does not stand for are")
+    )
+    return f"{what} counted in full: {weights[0].name}{', ...' if len(weights) > 1 else ''}, {num_bytes:,} B in all"

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from quantkit.errors import RecipeError
+from quantkit.errors import RecipeError, SourceError
 from quantkit.families.family import Role
 from quantkit.layouts import compressed_tensors as ct
 from quantkit.memory.tensor_groups import StoredKind, TensorGroup, WeightGroup, tensor_groups
@@ -56,11 +56,16 @@ def scheme_of(form: SourceForm) -> Scheme:
 
 def store_published(groups: Iterable[WeightGroup], form: SourceForm) -> tuple[TensorGroup, ...]:
     """The tensors of a published checkpoint."""
-    return _store(groups, form, I32)
+    return _store(groups, form, I32, is_own_group_size=True)
 
 
-def store_converted(groups: Iterable[WeightGroup], scheme: Scheme) -> tuple[TensorGroup, ...]:
-    """The tensors of a converted checkpoint: FP16 has become BF16, FP32 has stayed."""
+def store_converted(
+    groups: Iterable[WeightGroup], scheme: Scheme, *, is_own_group_size: bool = False
+) -> tuple[TensorGroup, ...]:
+    """The tensors of a converted checkpoint: FP16 has become BF16, FP32 has stayed.
+
+    ``is_own_group_size``: that of the scheme is the source's, as its config says.
+    """
     as_bf16 = (
         WeightGroup(
             place=group.place,
@@ -71,13 +76,15 @@ def store_converted(groups: Iterable[WeightGroup], scheme: Scheme) -> tuple[Tens
         )
         for group in groups
     )
-    return _store(as_bf16, scheme.form, I64)
+    return _store(as_bf16, scheme.form, I64, is_own_group_size=is_own_group_size)
 
 
-def _store(groups: Iterable[WeightGroup], form: SourceForm, shape_dtype: DType) -> tuple[TensorGroup, ...]:
+def _store(
+    groups: Iterable[WeightGroup], form: SourceForm, shape_dtype: DType, *, is_own_group_size: bool
+) -> tuple[TensorGroup, ...]:
     counts: Counter[StoredKind] = Counter()
     for group in groups:
-        _check_groups(group, form.int4_group_size)
+        _check_groups(group, form.int4_group_size, is_own=is_own_group_size)
         for leaf, spec in stored_leaves(
             group.leaf, group.spec, form, role=group.place.role, is_fp8=group.is_fp8, shape_dtype=shape_dtype
         ):
@@ -85,14 +92,17 @@ def _store(groups: Iterable[WeightGroup], form: SourceForm, shape_dtype: DType) 
     return tensor_groups(counts)
 
 
-def _check_groups(group: WeightGroup, group_size: int | None) -> None:
-    """Raise RecipeError where experts are no whole number of scale groups wide."""
+def _check_groups(group: WeightGroup, group_size: int | None, *, is_own: bool) -> None:
+    """Raise where experts are no whole number of scale groups wide: SourceError where the source's config has the size,
+    else RecipeError."""
     if group_size is None or group.place.role is not Role.ROUTED_EXPERT or not is_quantizable(group.leaf, group.spec):
         return
     if group.spec.shape[-1] % group_size == 0:
         return
-    raise RecipeError(
+    message = (
         f"{group.place.module} of the experts has {group.spec.shape[-1]} columns, which groups of {group_size} do not "
-        "divide",
-        remedy="give a --group-size that divides them; of an INT4 source, take config.json from it again",
+        "divide"
     )
+    if is_own:
+        raise SourceError(message, file="config.json", remedy="take config.json from the INT4 source again")
+    raise RecipeError(message, remedy="give a --group-size that divides them")

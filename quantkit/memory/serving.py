@@ -1,5 +1,6 @@
 """How a model is to be served: what was asked for, and the same with everything decided that was left open."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quantkit.engines.parallel import DEFAULT_ENGINE, EngineName, Parallel, Shares
@@ -18,8 +19,8 @@ class MemoryRequest:
     """How a model is to be served; None means what the model or the engine says.
 
     ``context``: tokens a request, as the server is started with; ``concurrency``: requests at once, on all ranks.
-    ``role``: of a pool in disaggregated serving, or both. ``is_eager``: without CUDA graphs. ``is_fraction_final``: as
-    a server logged it, with whatever the engine has made of what it was given.
+    ``role``: of a pool in disaggregated serving, or both. ``is_eager``: without CUDA graphs. ``logged``: fields
+    that are a server's log's and no option's; its fraction is what the engine has made of what it was given.
     """
 
     gpu: Gpu
@@ -35,7 +36,12 @@ class MemoryRequest:
     context: int | None = None
     concurrency: int | None = None
     max_running_requests: int | None = None
-    is_fraction_final: bool = False
+    logged: frozenset[str] = frozenset()
+
+    @property
+    def asks_for_nothing(self) -> bool:
+        """Whether nothing says what must fit: then the verdict is about the server's start."""
+        return self.context is None and self.concurrency is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +61,14 @@ class Demand:
 class Serving:
     """Everything decided: what the stages, the budgets and the verdict are made from.
 
-    ``split``: the engine's verdict on the sizes, which is no refusal.
+    ``split``: the engine's verdict on the sizes, which is no refusal. ``groups``: by layer, None outside the layers.
     """
 
     model: Model
     request: MemoryRequest
     scheme: Scheme
     split: TpVerdict
-    groups: tuple[TensorGroup, ...]
+    groups: Mapping[int | None, tuple[TensorGroup, ...]]
     kv_format: KvFormat
     demand: Demand
     shares: Shares

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from quantkit.errors import UsageError
 from quantkit.families.kv_shape import KvShape
-from quantkit.memory.budget import GIB, MIB_PER_GIB, Band, Budget
+from quantkit.memory.budget import GIB, MIB_PER_GIB, Band, Budget, exactly
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.gpus import Architecture
 from quantkit.memory.kv_format import KvDtype, KvLayout
@@ -61,33 +61,47 @@ def _budget(serving: Serving, loaded: Band, cell_bytes: float) -> Budget:
     request, demand, free_gib = serving.request, serving.demand, serving.gpu.free_before_load_gib
     fraction = default_fraction(serving) if request.fraction is None else request.fraction
     scales_fraction = _uses_aiter(serving) and demand.context > _AITER_FROM_TOKENS
-    if scales_fraction and not request.is_fraction_final:
+    if scales_fraction and "fraction" not in request.logged:
         fraction *= _AITER_FACTOR  # of a given fraction too
     static_gib = free_gib * fraction - (_MULTIMODAL_GIB if _vision_complexity(serving) else 0.0)
     pool = loaded.rest_of(static_gib)
     num_requests = running_requests(serving, int(max(pool.mid, 0) * GIB / cell_bytes))
     table_gib = (num_requests + 1) * demand.context * _TABLE_ENTRY_BYTES / GIB
-    has_graphs = request.role != "prefill" and not request.is_eager
-    least = f"the decode graphs that were logged ({_DECODE_GRAPHS_GIB} GiB to batch 32)" if has_graphs else "that"
-    low = table_gib + (_DECODE_GRAPHS_GIB if has_graphs else 0)
-    high = max(low, table_gib + min(_reserved_terms_mib(serving) / MIB_PER_GIB, _MOST_LOGGED_GIB))
+    beside, words = _beside_table(serving)
+    overhead = exactly(table_gib) + beside
+    plural = "" if num_requests == 1 else "s"
     return Budget(
         fraction=fraction,
         is_default=request.fraction is None,
         rule="pool = free after load - free before load x (1 - fraction)",
         pool=pool,
-        overhead=Band(low=low, mid=(low + high) / 2, high=high),
+        overhead=overhead,
         overhead_source=(
-            f"table of {num_requests:,} requests x {demand.context:,} tokens x 4 B = {table_gib:.2f} GiB; at "
-            f"least {least}, at most activations and graphs as SGLang estimates them or as servers of these models "
-            f"logged ({_MOST_LOGGED_GIB} GiB)"
+            f"table of {num_requests:,} request{plural} ({_whose_requests(serving, num_requests)}) x "
+            f"{demand.context:,} tokens x 4 B = {table_gib:.2f} GiB; {words}"
         ),
         limit_gib=static_gib,
         whole_gib=free_gib,
-        largest_fraction=1 - high / free_gib,
+        largest_fraction=1 - overhead.high / free_gib,
         scales_fraction=scales_fraction,
         spare_gib=free_gib * (1 - fraction),
     )
+
+
+def _beside_table(serving: Serving) -> tuple[Band, str]:
+    """Activations and graphs: from what was logged to what SGLang estimates, or to the most that was logged where that
+    is less. With the bounds in words."""
+    request, estimated_gib = serving.request, _reserved_terms_mib(serving) / MIB_PER_GIB
+    has_graphs = request.role != "prefill" and not request.is_eager
+    low = _DECODE_GRAPHS_GIB if has_graphs else 0.0
+    high = max(low, min(estimated_gib, _MOST_LOGGED_GIB))
+    least = f"the decode graphs that were logged ({low} GiB to batch 32)" if has_graphs else "that"
+    if high < _MOST_LOGGED_GIB:
+        most = f"as SGLang estimates them ({high:.2f} GiB)"
+    else:
+        most = f"as servers of these models logged ({high} GiB; SGLang estimates {estimated_gib:.2f})"
+    words = f"at least {least}, at most activations and graphs {most}"
+    return Band(low=low, mid=(low + high) / 2, high=high), words
 
 
 def default_fraction(serving: Serving) -> float:
@@ -111,6 +125,17 @@ def running_requests(serving: Serving, num_tokens: int) -> int:
         return max(given // serving.parallel.dp_attention, 1)
     asked = serving.demand.per_replica if serving.demand.tokens else 1
     return max(default_requests(serving, num_tokens), asked)
+
+
+def _whose_requests(serving: Serving, num_requests: int) -> str:
+    """Whose number of running requests it is."""
+    request = serving.request
+    option = "--max-running-requests"
+    if request.max_running_requests is not None:
+        return f"{option} as {'logged' if 'max_running_requests' in request.logged else 'given'}"
+    if serving.demand.tokens and num_requests == serving.demand.per_replica:
+        return "as asked for"
+    return f"SGLang's default {option}{' with MTP' if request.with_mtp else ''}"
 
 
 def default_requests(serving: Serving, num_tokens: int) -> int:
@@ -193,19 +218,27 @@ def _page_tokens(serving: Serving) -> int:
 
 
 def _remarks(serving: Serving, num_tokens: int) -> list[str]:
-    told, demand, architecture = [], serving.demand, serving.gpu.architecture
+    told, demand = [], serving.demand
     default = default_requests(serving, num_tokens)
     if demand.tokens and demand.per_replica > default and serving.request.max_running_requests is None:
         total = default * serving.parallel.dp_attention
         told.append(f"started with --max-running-requests {demand.concurrency}: SGLang's default is {total}")
-    if serving.is_sparse and architecture in _NO_SPARSE_ATTENTION:
-        told.append(f"no backend for sparse attention on {architecture} is known to work in SGLang")
     return told
+
+
+def _doubts(serving: Serving) -> list[str]:
+    architecture = serving.gpu.architecture
+    if serving.is_sparse and architecture in _NO_SPARSE_ATTENTION:
+        return [f"no backend for sparse attention on {architecture} is known to work in SGLang"]
+    return []
 
 
 SGLANG = EngineRules(
     title="SGLang",
     fraction_option="--mem-fraction-static",
+    context_option="--context-length",
+    eager_option="--disable-cuda-graph",
+    kv_dtype_words={KvDtype.BF16: "bfloat16", KvDtype.FP8: "fp8_e4m3"},
     has_pool_roles=True,
     heads_everywhere=frozenset({"glm4_moe"}),
     deals_out_index=False,
@@ -222,5 +255,6 @@ SGLANG = EngineRules(
     sparse_layout=_sparse_layout,
     page_tokens=_page_tokens,
     budget=_budget,
+    doubts=_doubts,
     remarks=_remarks,
 )

@@ -64,6 +64,7 @@ def _legal_changes(model: Model, request: MemoryRequest, scheme: Scheme) -> Iter
         str(size)
         for size in GROUP_SIZES
         if scheme.group_size is not None
+        and model.form.int4_group_size is None
         and _is_taken(model, request, replace(scheme, group_size=size), request.parallel)
     ]
     if groups:

@@ -1,5 +1,6 @@
 """The stages of a pipeline: which layers each holds, and what stands before and behind them."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from quantkit.engines.parallel import stage_layers
@@ -8,7 +9,7 @@ from quantkit.families.family import Role
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.model import Model
 from quantkit.memory.serving import MemoryRequest
-from quantkit.memory.tensor_groups import Place
+from quantkit.memory.tensor_groups import Place, TensorGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +37,14 @@ class Stage:
     def is_last(self) -> bool:
         return self.last == self.num_layers
 
-    def holds(self, place: Place) -> bool:
-        """Whether the stage loads what stands there. The MTP layer wants the embedding too; a vision tower is loaded
-        by all."""
-        if place.layer is not None:
-            is_own = self.first <= place.layer < self.last
-            return is_own or 0 <= place.layer - self.num_layers < self.num_mtp
+    def held(self, groups: Mapping[int | None, tuple[TensorGroup, ...]]) -> Iterator[TensorGroup]:
+        """What the stage loads of groups by layer."""
+        for layer in (*range(self.first, self.last), *range(self.num_layers, self.num_layers + self.num_mtp)):
+            yield from groups.get(layer, ())
+        yield from (group for group in groups.get(None, ()) if self._holds_outside(group.place))
+
+    def _holds_outside(self, place: Place) -> bool:
+        """Of what stands in no layer. The MTP layer wants the embedding too; a vision tower is loaded by all."""
         if place.role is Role.VISION:
             return True
         if place.role is Role.EMBEDDING:

@@ -12,7 +12,7 @@ from quantkit.checkpoint.header import StoredTensor
 from quantkit.errors import SourceError
 from quantkit.families.config_values import number_in_name
 from quantkit.families.family import ExpectedTensor, Family, Role
-from quantkit.tensors import BF16, F32, TensorSpec
+from quantkit.tensors import BF16, F32, F64, TensorSpec
 from quantkit.weights.weight import Weight
 
 _FUSED_SUFFIX = re.compile(r"(?<=_proj)_(?:weight_)?(?:scale_inv|scale|packed|shape|bias)$")
@@ -20,6 +20,7 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _ROTARY = ".rotary_emb."  # frequencies that both engines compute, and leave out where a checkpoint has them
 # parameters that engines keep in FP32; whatever else is FP32 they load in 16 bits
 _FP32_ROLES = frozenset({Role.ROUTER, Role.ROUTER_BIAS})
+_WIDE = (F32, F64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ def group_bound(family: Family, weights: Mapping[str, Weight], fp8_names: frozen
     names = _Names(family)
     counts: Counter[tuple[Place, str, TensorSpec, bool]] = Counter()
     for name, weight in weights.items():
-        if _ROTARY in name:
+        if is_left_out(name):
             continue
         place = names.place(name)
         is_float = weight.codec.name == "float_values"
@@ -135,15 +136,34 @@ def group_stored(
 
 
 def has_counted_as_16_bits(family: Family, tensors: Mapping[str, StoredTensor], dropped: Container[str] = ()) -> bool:
-    """Whether real headers have a weight in FP32 that counts as 16 bits."""
-    single = (tensor for tensor in tensors.values() if tensor.spec.dtype == F32)
-    return any(counts_as_16_bits(tensor, place) for tensor, place in _placed(family, single, dropped))
+    """Whether real headers have a weight in FP32 or FP64 that counts as 16 bits."""
+    wide = (tensor for tensor in tensors.values() if tensor.spec.dtype in _WIDE)
+    return any(counts_as_16_bits(tensor, place) for tensor, place in _placed(family, wide, dropped))
+
+
+def check_layers(
+    family: Family, tensors: Mapping[str, StoredTensor], num_layers: int, dropped: Container[str] = ()
+) -> None:
+    """Raise SourceError for a tensor of a layer beyond ``num_layers``: no stage would hold it."""
+    for tensor, place in _placed(family, tensors.values(), dropped):
+        if place.layer is not None and place.layer >= num_layers:
+            raise SourceError(
+                f"lies beyond the {num_layers} layers that config.json counts",
+                tensor=tensor.name,
+                file=tensor.path.name,
+                remedy="the config and the shards belong to different checkpoints; download both again",
+            )
 
 
 def counts_as_16_bits(tensor: StoredTensor, place: Place) -> bool:
-    """Whether it is a weight that is stored in FP32 and that engines load in 16 bits."""
-    is_weight = tensor.spec.dtype == F32 and "scale" not in tensor.name.rpartition(".")[2]
+    """Whether it is a weight that is stored in FP32 or FP64 and that engines load in 16 bits."""
+    is_weight = tensor.spec.dtype in _WIDE and "scale" not in tensor.name.rpartition(".")[2]
     return is_weight and place.role not in _FP32_ROLES
+
+
+def is_left_out(name: str) -> bool:
+    """Whether no engine loads it from a checkpoint."""
+    return _ROTARY in name
 
 
 def _placed(
@@ -152,7 +172,7 @@ def _placed(
     """What engines load of real headers."""
     names = _Names(family)
     for tensor in tensors:
-        if tensor.name not in dropped and _ROTARY not in tensor.name:
+        if tensor.name not in dropped and not is_left_out(tensor.name):
             yield tensor, names.place(tensor.name)
 
 
@@ -166,6 +186,14 @@ def tensor_groups(counts: Mapping[StoredKind, int]) -> tuple[TensorGroup, ...]:
         TensorGroup(place=place, spec=spec, count=count, has_matrix=has_matrix)
         for (place, spec, has_matrix), count in counts.items()
     )
+
+
+def by_layer(groups: Iterable[TensorGroup]) -> dict[int | None, tuple[TensorGroup, ...]]:
+    """Groups by the layer that they stand in; None is outside the layers."""
+    found: dict[int | None, list[TensorGroup]] = {}
+    for group in groups:
+        found.setdefault(group.place.layer, []).append(group)
+    return {layer: tuple(of_layer) for layer, of_layer in found.items()}
 
 
 def _weight_groups(counts: Mapping[tuple[Place, str, TensorSpec, bool], int]) -> tuple[WeightGroup, ...]:

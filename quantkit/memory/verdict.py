@@ -9,6 +9,7 @@ from quantkit.memory.plan import StagePlan, Tokens, Verdict
 from quantkit.memory.serving import Serving
 
 Finding = tuple[Verdict, str]
+_NOTHING_ASKED = "nothing was asked for (--context says what must fit)"
 
 
 def judge(
@@ -16,16 +17,30 @@ def judge(
 ) -> tuple[Verdict, tuple[str, ...]]:
     """The worst finding decides; its likes are the reasons, or what fits is."""
     remedy = _fraction_remedy(serving, stages, rules)
-    findings: list[Finding] = []
+    found_on: dict[Finding, list[int]] = {}
     for stage in stages:
-        where = f"stage {stage.stage.index}: " if len(stages) > 1 else ""
-        findings += _stage_findings(serving, stage, rules, where, remedy)
+        for finding in _stage_findings(serving, stage, rules, remedy):
+            found_on.setdefault(finding, []).append(stage.stage.index)
+    findings = [
+        (verdict, f"{_stages(indices)}: {text}" if len(stages) > 1 else text)
+        for (verdict, text), indices in found_on.items()
+    ]
     if all(stage.budget.pool.mid > 0 for stage in stages):
         findings += _demand_findings(serving, stages, num_tokens, remedy, rules)
     findings += _start_findings(serving, stages, rules)
+    findings += ((Verdict.TIGHT, text) for text in rules.doubts(serving))
     worst = max((verdict for verdict, _ in findings), key=lambda verdict: verdict.severity, default=Verdict.FITS)
     reasons = tuple(dict.fromkeys(text for verdict, text in findings if verdict is worst))
     return worst, reasons or (_what_fits(serving, num_tokens),)
+
+
+def _stages(indices: Sequence[int]) -> str:
+    """In words, runs of them from the first to the last; ``indices`` rise."""
+    found = set(indices)
+    firsts = [one for one in indices if one - 1 not in found]
+    lasts = [one for one in indices if one + 1 not in found]
+    runs = (str(first) if first == last else f"{first}-{last}" for first, last in zip(firsts, lasts, strict=True))
+    return f"{'stage' if len(indices) == 1 else 'stages'} {', '.join(runs)}"
 
 
 def _fraction_remedy(serving: Serving, stages: Sequence[StagePlan], rules: EngineRules) -> str:
@@ -47,7 +62,7 @@ def _smallest_fraction(serving: Serving, stage: StagePlan, page_tokens: int) -> 
     return fraction if 0 < fraction <= budget.largest_fraction else None
 
 
-def _stage_findings(serving: Serving, stage: StagePlan, rules: EngineRules, where: str, remedy: str) -> list[Finding]:
+def _stage_findings(serving: Serving, stage: StagePlan, rules: EngineRules, remedy: str) -> list[Finding]:
     budget, gpu = stage.budget, serving.gpu
     option = rules.fraction_option
     found: list[Finding] = []
@@ -56,13 +71,13 @@ def _stage_findings(serving: Serving, stage: StagePlan, rules: EngineRules, wher
         found.append(
             (
                 Verdict.DOES_NOT_FIT,
-                f"{where}loading takes {stage.load_peak_gib:.2f} GiB, {stage.load_peak_gib - peak_gib:.2f} GiB more "
+                f"loading takes {stage.load_peak_gib:.2f} GiB, {stage.load_peak_gib - peak_gib:.2f} GiB more "
                 f"than the {peak_gib:.2f} GiB that are free before it",
             )
         )
     loaded_gib = budget.limit_gib - budget.pool.mid
     text = (
-        f"{where}weights and what comes with them take {loaded_gib:.2f} GiB of the {budget.limit_gib:.2f} GiB that "
+        f"weights and what comes with them take {loaded_gib:.2f} GiB of the {budget.limit_gib:.2f} GiB that "
         f"{option} {budget.fraction:.3f} gives them and the KV pool"
     )
     if budget.pool.mid <= 0:
@@ -71,7 +86,7 @@ def _stage_findings(serving: Serving, stage: StagePlan, rules: EngineRules, wher
         found.append((Verdict.TIGHT, f"{text}, and at worst {-budget.pool.low:.2f} GiB too much"))
     if budget.spare_gib is not None:
         text = (
-            f"{where}overhead is expected to take {budget.overhead.mid:.2f} GiB, at worst {budget.overhead.high:.2f}, "
+            f"overhead is expected to take {budget.overhead.mid:.2f} GiB, at worst {budget.overhead.high:.2f}, "
             f"of the {budget.spare_gib:.2f} GiB that {option} {budget.fraction:.3f} leaves it"
         )
         if budget.overhead.mid > budget.spare_gib:
@@ -85,22 +100,35 @@ def _demand_findings(
     serving: Serving, stages: Sequence[StagePlan], num_tokens: Tokens, remedy: str, rules: EngineRules
 ) -> list[Finding]:
     wanted, (low, mid, _) = serving.demand.tokens, num_tokens
-    if not wanted and mid < serving.demand.context:
-        text = (
-            f"not one request of the model's {serving.demand.context:,} tokens fits: the longest has {mid:,} "
-            "(--context says what is to be served)"
-        )
-        return [(Verdict.TIGHT, text)]
+    if not wanted:
+        return _start_demand_findings(serving.demand.context, num_tokens)
     if low >= wanted:
         return []
     cell_gib = max(float(stage.cell.num_bytes) for stage in stages) / GIB
-    what = f"{_requests(serving)} = {wanted:,} tokens are asked for on every rank"
+    if serving.request.asks_for_nothing:
+        what = f"{_NOTHING_ASKED}; {rules.title} wants {_requests(serving)} = {wanted:,} tokens on every rank to start"
+    else:
+        what = f"{_requests(serving)} = {wanted:,} tokens are asked for on every rank"
     if mid < wanted:
         missing = wanted - mid
         refusal = f", and {rules.title} does not start below one request" if rules.refuses_below_one_request else ""
         text = f"{what}, the pool holds {mid:,}: {missing:,} ({missing * cell_gib:.2f} GiB) too few{refusal}{remedy}"
         return [(Verdict.DOES_NOT_FIT, text)]
     return [(Verdict.TIGHT, f"{what}, the pool is expected to hold {mid:,}, at worst {low:,}")]
+
+
+def _start_demand_findings(context: int, num_tokens: Tokens) -> list[Finding]:
+    """Nothing was asked for, and the engine starts with any pool: one below a request of the model's context is tight,
+    never a failure."""
+    low, mid, _ = num_tokens
+    if low >= context:
+        return []
+    worst = "" if mid < context else f", at worst {low:,}"
+    text = (
+        f"{_NOTHING_ASKED}; the server starts, and its pool holds {mid:,} tokens{worst}: less than one request of the "
+        f"model's {context:,}"
+    )
+    return [(Verdict.TIGHT, text)]
 
 
 def _start_findings(serving: Serving, stages: Sequence[StagePlan], rules: EngineRules) -> list[Finding]:
@@ -118,14 +146,18 @@ def _start_findings(serving: Serving, stages: Sequence[StagePlan], rules: Engine
 def _what_fits(serving: Serving, num_tokens: Tokens) -> str:
     low, mid, high = num_tokens
     demand = serving.demand
+    if serving.request.asks_for_nothing:
+        asked = _NOTHING_ASKED
+    else:
+        asked = f"{_requests(serving)} = {demand.tokens:,} are asked for"
     band = "" if low == high else f" ({low:,} to {high:,})"
-    text = f"the pool of every rank holds {mid:,} tokens{band}"
-    if demand.tokens:
-        return f"{text}; {_requests(serving)} = {demand.tokens:,} are asked for"
-    return text
+    return f"the pool of every rank holds {mid:,} tokens{band}; {asked}"
 
 
 def _requests(serving: Serving) -> str:
-    demand, replicas = serving.demand, serving.request.parallel.dp_attention
+    request, demand, replicas = serving.request, serving.demand, serving.parallel.dp_attention
     of_all = f" (of {demand.concurrency} over {replicas} replicas)" if replicas > 1 else ""
-    return f"{demand.per_replica}{of_all} x {demand.context:,}"
+    whose = ""
+    if request.context is None and request.concurrency is not None:
+        whose = " (the model's full context: --context was not given)"
+    return f"{demand.per_replica}{of_all} x {demand.context:,}{whose}"

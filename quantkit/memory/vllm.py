@@ -14,7 +14,7 @@ from quantkit.memory.budget import Band, Budget, exactly
 from quantkit.memory.engine_rules import EngineRules
 from quantkit.memory.gpus import Architecture
 from quantkit.memory.kv_format import KvDtype, KvLayout
-from quantkit.memory.observations import OBSERVATIONS, overhead_band
+from quantkit.memory.observations import observations_of, overhead_band
 from quantkit.memory.serving import MemoryRequest, Serving
 
 DEFAULT_UTILIZATION = 0.92
@@ -25,15 +25,16 @@ def _budget(serving: Serving, loaded: Band, cell_bytes: float) -> Budget:
     request, gpu = serving.request, serving.gpu
     utilization = DEFAULT_UTILIZATION if request.fraction is None else request.fraction
     requested_gib = gpu.total_gib * utilization
-    overhead = overhead_band(is_eager=request.is_eager)
-    logged = (f"{one.overhead_gib} GiB ({one.server})" for one in OBSERVATIONS if one.is_eager == request.is_eager)
+    overhead = overhead_band(gpu, is_eager=request.is_eager, is_latent=serving.is_latent)
+    observations = observations_of(is_eager=request.is_eager)
+    logged = "; ".join(f"{one.overhead_gib} GiB ({one.server})" for one in observations)
     return Budget(
         fraction=utilization,
         is_default=request.fraction is None,
         rule="pool = total x utilization - weights - what the profiling pass and the CUDA graphs use",
         pool=(loaded + overhead).rest_of(requested_gib),
         overhead=overhead,
-        overhead_source=f"logged: {'; '.join(logged)}",
+        overhead_source=f"logged: {logged}; {overhead.mid:g} GiB is the median of what is nearest to {gpu.title}",
         limit_gib=requested_gib,
         whole_gib=gpu.total_gib,
         largest_fraction=gpu.free_before_load_gib / gpu.total_gib,  # it refuses to start above
@@ -49,7 +50,7 @@ def _check_request(shape: KvShape, request: MemoryRequest) -> None:
     if shape.is_sparse and architecture in _NO_SPARSE_ATTENTION:
         raise UsageError(
             f"vLLM has no sparse-attention backend for {architecture}: it refuses this model there",
-            remedy="choose another --gpu, or --engine sglang",
+            remedy="choose another --gpu",
         )
     if shape.is_sparse and architecture is Architecture.SM120 and request.kv_dtype is KvDtype.BF16:
         raise UsageError(
@@ -85,6 +86,9 @@ def _page_tokens(serving: Serving) -> int:
 VLLM = EngineRules(
     title="vLLM",
     fraction_option="--gpu-memory-utilization",
+    context_option="--max-model-len",
+    eager_option="--enforce-eager",
+    kv_dtype_words={KvDtype.BF16: "bfloat16", KvDtype.FP8: "fp8"},
     has_pool_roles=False,
     heads_everywhere=frozenset(),
     deals_out_index=True,
@@ -101,5 +105,6 @@ VLLM = EngineRules(
     sparse_layout=_sparse_layout,
     page_tokens=_page_tokens,
     budget=_budget,
+    doubts=lambda serving: [],
     remarks=lambda serving, num_tokens: [],
 )

@@ -1,7 +1,7 @@
 """Bytes of weights on the ranks of one pipeline stage, by part."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -75,19 +75,17 @@ class RankWeights:
         return sum(part.replicated_bytes for part in self.parts)
 
 
-def rank_weights(groups: Iterable[TensorGroup], stage: Stage, shares: Shares) -> RankWeights:
-    """Of every rank of a stage: they hold equally much.
+def rank_weights(groups: Mapping[int | None, tuple[TensorGroup, ...]], stage: Stage, shares: Shares) -> RankWeights:
+    """Of every rank of a stage, from groups by layer: they hold equally much.
 
     An embedding and a head of the MTP layer's own are not counted: engines let it share the model's.
     """
     sharded: Counter[Part] = Counter()
     replicated: Counter[Part] = Counter()
     experts_of: Counter[int | None] = Counter()
-    for group in groups:
+    for group in stage.held(groups):
         place = group.place
         is_mtp = place.layer is not None and place.layer >= stage.num_layers
-        if not stage.holds(place):
-            continue
         if is_mtp and place.role in (Role.EMBEDDING, Role.HEAD):
             continue
         placed = place_group(group, shares)

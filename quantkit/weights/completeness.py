@@ -8,9 +8,10 @@ from quantkit.checkpoint.source import Checkpoint
 from quantkit.codecs.opaque import Opaque
 from quantkit.errors import SourceError
 from quantkit.families.config_values import number_in_name
-from quantkit.families.family import ExpectedTensor, Family
+from quantkit.families.family import ExpectedTensor, Family, Role
 from quantkit.tensors import F64
 from quantkit.weights.binding import Binding
+from quantkit.weights.weight import Weight
 
 
 def check_complete(
@@ -75,6 +76,15 @@ def missing_weights(family: Family, checkpoint: Checkpoint, binding: Binding) ->
             "config.json promises an MTP layer and the checkpoint has none: no speculative decoding with it"
         )
     return warnings, missing
+
+
+def surplus_weights(family: Family, checkpoint: Checkpoint, binding: Binding) -> list[Weight]:
+    """What a known family's config does not stand for; a vision part is not counted so closely."""
+    if not family.is_known:
+        return []
+    names = {tensor.name for tensor in family.expected_tensors(checkpoint.config, root=text_root(binding))}
+    beyond = (weight for name, weight in binding.weights.items() if name not in names)
+    return [weight for weight in beyond if family.role_of(weight.name) is not Role.VISION]
 
 
 def _check_surplus(family: Family, checkpoint: Checkpoint, binding: Binding, root: str) -> None:

@@ -98,7 +98,7 @@ def expected_texts(plan):
     yield f"Flags {parallel['flags']} "
     yield "Role prefill and decode "
     yield from (f"{gpu['total_gib']:g} GiB", f"{round(gpu['free_before_load_gib'], 2):g} GiB free before load")
-    whose = "the default" if plan["budget"]["is_default_fraction"] else "as given"
+    whose = {"default": "the default", "option": "as given", "log": "as logged"}[plan["budget"]["fraction_from"]]
     yield f"--mem-fraction-static {plan['budget']['fraction']} ({whose}): {plan['budget']['rule']}"
     yield f"static limit {round(plan['budget']['limit_gib'], 2):g} GiB"
     yield f"{plan['kv']['dtype']}, {plan['kv']['layout']}; chosen by {plan['kv']['chosen_by']}"

@@ -149,7 +149,7 @@ def test_a_recipe_as_int4_and_again_the_same(tmp_path):
     assert (first.code, first.err) == (0, "")
     assert first.out.startswith(
         "Memory plan: glm-5.2, INT4 experts in groups of 32, rest BF16\n"
-        "sglang 0.5.23, --tp-size 8, 8 x H200 141GB (139.8 GiB each)\n"
+        "sglang 0.5.23, 8 x H200 141GB (139.8 GiB each)\nFlags: --tp-size 8\n"
     )
     assert first.cells("all") == ["51.43", "2.93", "54.36"]
     assert first.cells("weights")[0] == "54.36 GiB"
@@ -306,14 +306,14 @@ def test_without_a_model_every_recipe_is_planned():
     result = run("--tp 8")
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(
-        "Every recipe on 8 x H200 141GB, sglang, --tp-size 8; GiB and tokens a rank, "
+        "Every recipe on 8 x H200 141GB, sglang, --tp-size 8; weights in GiB and tokens a rank, nothing asked for, "
         "contexts as the models allow\n\nRecipes\n"
     )
     rows = {name: result.cells(name) for name in recipe_paths()}
     assert len(rows) == 12
-    assert rows["glm-5.2"] == ["88.18", "381,824", "tight", "54.36", "773,888", "tight", "92,628 B"]
-    assert rows["glm-4.7"] == ["82.26", "913,756", "fits", "26.04", "2,195,341", "fits", "47,104 B"]
-    assert rows["kimi-k2.5"] == ["71.59", "589,591", "fits", "71.59", "589,591", "fits", "70,272 B"]
+    assert rows["glm-5.2"] == ["FP8", "88.18", "381,824", "tight", "54.36", "773,888", "tight", "bf16", "92,628 B"]
+    assert rows["glm-4.7"] == ["BF16", "82.26", "913,756", "fits", "26.04", "2,195,341", "fits", "bf16", "47,104 B"]
+    assert rows["kimi-k2.5"] == ["INT4", "71.59", "589,591", "fits", "71.59", "589,591", "fits", "bf16", "70,272 B"]
 
     rows = run("--tp 8 --json").document()["recipes"]
     assert [row["recipe"] for row in rows] == list(recipe_paths())
@@ -335,7 +335,7 @@ def test_a_recipe_that_cannot_be_served_so_says_why_in_the_overview():
         "",
     )
     plain = run("--tp 32")
-    assert plain.cells("glm-5.2") == ["-", "-", "-", "15.79", "1,189,824", "fits", "92,628 B"]
+    assert plain.cells("glm-5.2") == ["-", "-", "-", "-", "15.79", "1,189,824", "fits", "bf16", "92,628 B"]
     assert f"not planned: {rows['glm-5.2']['problem']}\n" in plain.err
 
 
@@ -344,9 +344,10 @@ def test_comparison():
     assert (result.code, result.err) == (0, "")
     assert result.cells("all weights") == ["GiB", "88.18", "54.36", "-33.82"]
     assert result.cells("experts") == ["GiB", "84.40", "47.46", "-36.93"]
-    assert result.cells("KV bytes a token") == ["53,940", "53,940", "+0"]
-    assert result.cells("KV tokens") == ["655,680", "1,328,960", "+673,280"]
-    assert result.cells("requests of 1,048,576 tokens") == ["0", "1", "+1"]
+    assert result.cells("KV a token") == ["B", "53,940", "53,940", "+0"]
+    assert result.cells("KV tokens") == ["tokens", "655,680", "1,328,960", "+673,280"]
+    assert result.cells("requests of 1,048,576 tokens") == ["requests", "0", "1", "+1"]
+    assert result.cells("KV dtype") == ["fp8, packed", "fp8, packed"]
     assert result.cells("verdict") == ["tight", "tight"]
 
     turned = run("glm-5.2 --compare 'int4, fp8' --kv-dtype fp8 --json").document()
@@ -357,7 +358,7 @@ def test_comparison():
         key: pytest.approx(second[key] - first[key], abs=1e-4) for key in SCHEMA["$defs"]["difference"]["properties"]
     }
     by_default = run("glm-5.2 --compare fp8,int4 --tp 8")
-    assert by_default.cells("KV tokens") == ["381,824", "773,888", "+392,064"]
+    assert by_default.cells("KV tokens") == ["tokens", "381,824", "773,888", "+392,064"]
 
 
 def test_a_comparison_fails_where_one_of_the_two_does_not_fit():
@@ -379,15 +380,16 @@ def test_a_comparison_is_of_the_ranks_with_the_fewest_tokens():
     for name, key in (("all weights", "weights_gib"), ("KV pool", "kv_pool_gib")):
         assert text.cells(name)[1:3] == [f"{rank[key]:.2f}" for rank in least]
         assert document["difference"][key] == pytest.approx(least[1][key] - least[0][key], abs=1e-4)
-    assert text.cells("KV tokens")[:2] == [f"{rank['kv_tokens']:,}" for rank in least]
-    assert text.cells("KV bytes a token")[0] == f"{least[0]['kv_bytes_per_token']:,}"
+    assert text.cells("KV tokens")[1:3] == [f"{rank['kv_tokens']:,}" for rank in least]
+    assert text.cells("KV a token")[1] == f"{least[0]['kv_bytes_per_token']:,}"
 
 
 def test_check_takes_the_flags_of_an_sglang_log(here):
     (here / "server.log").write_text(SGLANG_LOG)
     result = run("glm-5.2 --check server.log")
     assert (result.code, result.err) == (0, "")
-    assert "sglang 0.5.23, --tp-size 16, 16 x H200" in result.out
+    assert "sglang 0.5.23, 16 x H200" in result.out
+    assert "--mem-fraction-static, as logged: " in result.out
     assert result.cells("fraction")[0] == "0.850"
     assert result.cells("KV dtype")[0] == "fp8"
     assert "of 65,536 tokens at once" in result.out
@@ -981,3 +983,61 @@ def test_an_error_does_not_quote_a_whole_file(here):
 def test_a_config_larger_than_any_is_not_parsed(here):
     write_config(here / "large", '{"a": [' + "[]," * 6_000_000 + "[]]}")
     assert "config.json: is too large to be JSON" in run("./large").err
+
+
+def test_the_overview_says_what_was_asked_for():
+    head = run("--tp 8 --context 128K --concurrency 2").out.splitlines()[0]
+    assert head.endswith(
+        "--tp-size 8 --context-length 131072; weights in GiB and tokens a rank, 2 x 131,072 tokens asked for"
+    )
+    head = run("--concurrency 1").out.splitlines()[0]
+    assert head.endswith("1 x the model's full context asked for")
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("131072", 131_072), ("128k", 131_072), ("128K", 131_072)])
+def test_contexts_may_be_counted_in_units_of_1024(text, tokens):
+    assert run(f"glm-5.2 --context {text} --json").document()["demand"]["context"] == tokens
+
+
+@pytest.mark.parametrize("text", ["k", "1.5k", "128kk", "128kK", "128m", "many", "1e5"])
+def test_a_context_that_is_no_number_is_refused(text):
+    result = run(f"glm-5.2 --context {text}")
+    assert (result.code, result.out) == (2, "")
+    assert "is no number of tokens: give 131072 or 128k" in result.err
+
+
+def test_the_flags_and_the_role_are_said_in_the_engines_words():
+    options = "--role decode --context 8192 --mem-fraction-static 0.85 --kv-dtype fp8 --enforce-eager"
+    result = run(f"glm-5.2 {options} --max-running-requests 16 --dp-attention 8 --ep 8")
+    assert result.out.splitlines()[1:3] == [
+        "sglang 0.5.23, decode pool, 8 x H200 141GB (139.8 GiB each)",
+        "Flags: --tp-size 8 --ep-size 8 --attn-dp-size 8 --context-length 8192 --mem-fraction-static 0.85 "
+        "--kv-cache-dtype fp8_e4m3 --max-running-requests 16 --disaggregation-mode decode --disable-cuda-graph",
+    ]
+    line = (
+        "glm-5.2 --engine vllm --context 8192 --kv-dtype fp8 --ep 8 --gpu-memory-utilization 0.9 --enforce-eager --json"
+    )
+    assert run(line).document()["launch_flags"] == (
+        "--tensor-parallel-size 8 --enable-expert-parallel --max-model-len 8192 --gpu-memory-utilization 0.9 "
+        "--kv-cache-dtype fp8 --enforce-eager"
+    )
+
+
+def test_a_pool_below_nothing_is_said_in_words():
+    result = run("glm-5.2 --gpu h100")
+    assert result.cells("KV pool")[0] == "short by 27.51 GiB"
+    assert "-27.51" not in result.out
+    assert run("glm-5.2 --gpu h100 --json").document()["ranks"][0]["kv_pool_gib"] == pytest.approx(-27.51, abs=0.01)
+
+
+def test_a_comparison_says_what_convert_does_not_write():
+    words = "quantkit convert does not write this yet"
+    result = run("glm-5.2 --compare fp8,int4 --rest fp8 --context 8192")
+    assert f"INT4 experts in groups of 32, rest FP8: {words}" in result.out
+    assert words not in run("glm-5.2 --compare fp8,int4 --context 8192").out
+
+
+def test_a_scheme_is_not_compared_with_itself():
+    result = run("glm-5.2 --compare int4,INT4")
+    assert (result.code, result.out) == (2, "")
+    assert "compares a scheme with itself" in result.err

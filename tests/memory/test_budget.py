@@ -10,6 +10,7 @@ from quantkit.memory.budget import Band
 from quantkit.memory.gpus import GPUS, gpu_named
 from quantkit.memory.kv_format import KvDtype
 from quantkit.memory.observations import OBSERVATIONS, overhead_band
+from quantkit.memory.plan import Verdict
 from quantkit.memory.sglang import default_fraction, running_requests
 from scripts.ground_truth import ROWS, plan_of
 from tests.memory.plans import INT4, INT4_FP8, plan, serving
@@ -170,11 +171,56 @@ def test_the_overhead_band_is_what_was_logged():
 
 
 def test_bands():
-    assert overhead_band(is_eager=True) == Band(low=2.0, mid=3.4, high=4.8)
-    assert overhead_band(is_eager=False) == Band(low=3.3, mid=8.1, high=9.8)
+    h200 = GPUS["h200"]
+    assert overhead_band(h200, is_eager=True, is_latent=True) == Band(low=2.0, mid=3.4, high=4.8)
+    assert overhead_band(h200, is_eager=False, is_latent=True) == Band(low=3.3, mid=8.1, high=9.8)
     stage = plan("kimi-k2", engine="vllm", gpu="b300", context=4096).stages[0]
     assert stage.budget.pool.high - stage.budget.pool.low == pytest.approx(9.8 - 3.3)
     assert "Kimi-K2-Thinking, 8 x H200" in stage.budget.overhead_source
+
+
+@pytest.mark.parametrize(
+    ("gpu", "is_latent", "mid"),
+    [("h100", True, 3.3), ("h100", False, 8.1), ("a100", True, 3.3), ("l40s", True, 8.1), ("b200", True, 8.1)],
+)
+def test_what_ran_on_gpus_of_no_more_memory_makes_the_middle(gpu, is_latent, mid):
+    assert overhead_band(GPUS[gpu], is_eager=False, is_latent=is_latent) == Band(low=3.3, mid=mid, high=9.8)
+
+
+def test_a_server_that_ran_is_not_rejected():
+    """Kimi-K2.5 at 0.95 of 8 x H100: its log has a pool of 0.64 GiB, 9,800 tokens."""
+    made = plan("kimi-k2.5", engine="vllm", gpu="h100", context=8192, fraction=0.95)
+    assert made.verdict is Verdict.TIGHT
+    assert made.stages[0].budget.pool.mid == pytest.approx(0.64, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "role", "words"),
+    [
+        ("h200", "both", "as servers of these models logged (9.8 GiB; SGLang estimates 15.50)"),
+        ("h200", "decode", "as SGLang estimates them (5.00 GiB)"),
+        ("l40s", "both", "as SGLang estimates them (8.81 GiB)"),
+    ],
+)
+def test_the_words_name_the_bound_that_applies(gpu, role, words):
+    budget = plan("glm-5.2", gpu=gpu, role=role, max_running_requests=None, context=8192).stages[0].budget
+    assert budget.overhead_source.endswith(f"at most activations and graphs {words}")
+    table_gib = budget.overhead.low - 1.66
+    assert f"{budget.overhead.high - table_gib:.2f}" in words.replace("9.8 ", "9.80 ")
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({"context": 1024}, "4,096 requests (SGLang's default --max-running-requests)"),
+        ({"context": 1024, "with_mtp": True}, "48 requests (SGLang's default --max-running-requests with MTP)"),
+        ({"context": 1024, "max_running_requests": 7}, "7 requests (--max-running-requests as given)"),
+        ({"context": 64, "concurrency": 5000}, "5,000 requests (as asked for)"),
+    ],
+)
+def test_the_table_says_whose_number_of_requests_it_has(request_, words):
+    source = plan("glm-5.2", scheme=INT4, kv_dtype=FP8, **request_).stages[0].budget.overhead_source
+    assert source.startswith(f"table of {words} x ")
 
 
 @pytest.mark.parametrize("name", ["glm-5.2", "kimi-k2.5", "glm-4.5"])

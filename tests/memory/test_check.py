@@ -6,7 +6,8 @@ import pytest
 
 from quantkit.engines.parallel import Parallel
 from quantkit.errors import SourceError, UsageError
-from quantkit.memory.check import Comparison, compare_with_log, doubts, model_of_log, plan_of_log, request_of_log
+from quantkit.memory.check import compare_with_log, model_of_log, plan_of_log, request_of_log
+from quantkit.memory.doubts import Comparison, doubts, doubts_of_start
 from quantkit.memory.engine_log import read_engine_log
 from quantkit.memory.gpus import GPUS
 from quantkit.memory.kv_format import KvDtype, KvLayout
@@ -53,6 +54,9 @@ Maximum concurrency for 65,536 tokens per request: 13.30x
 """
 
 
+LOGGED = frozenset({*SIZES, "fraction", "context", "kv_dtype"})
+
+
 @pytest.fixture
 def read(tmp_path):
     """Reads the text of a log."""
@@ -88,7 +92,7 @@ def test_an_sglang_log_tells_how_the_server_was_started(read):
         engine="sglang",
         parallel=Parallel(tp=8),
         fraction=0.87,
-        is_fraction_final=True,
+        logged=LOGGED | {"max_running_requests"},
         context=131_072,
         kv_dtype=KvDtype.FP8,
         max_running_requests=48,
@@ -118,7 +122,7 @@ def test_a_log_tells_of_speculation_of_pools_and_of_graphs(engine, arguments, ex
         request_of_log(read(text), MemoryRequest(gpu=H200), frozenset())
         for text in (before, before.replace(key, f"{arguments}, {key}"))
     )
-    assert found == replace(plain, **expected)
+    assert found == replace(plain, **expected, logged=plain.logged | expected.keys())
 
 
 def test_a_role_that_is_given_goes_before_the_log(read):
@@ -150,7 +154,7 @@ def test_a_vllm_log_has_the_ranks_of_one_replica(read):
         engine="vllm",
         parallel=Parallel(tp=8, ep=8, dp_attention=2),
         fraction=0.95,
-        is_fraction_final=True,
+        logged=LOGGED,
         context=65_536,
         kv_dtype=KvDtype.FP8,
     )
@@ -239,7 +243,7 @@ def test_what_the_model_does_not_have_is_left_out_of_the_plan(read):
         planned = plan_of_log(read(logged), model(name), MemoryRequest(gpu=H200), frozenset()).request
         assert (planned.with_mtp, planned.context) == expected
     request = MemoryRequest(gpu=H200, context=262_144)
-    with pytest.raises(SourceError, match="with what this log says of the server: --context 262144"):
+    with pytest.raises(UsageError, match=r"^--context 262144 is more than"):  # the user's mistake and not the log's
         plan_of_log(read(text), model("kimi-k2"), request, frozenset({"context"}))
 
 
@@ -493,3 +497,79 @@ def test_vllm_may_be_given_all_of_a_gpu(read):
     assert found.fraction == 1.0
     plan = make_memory_plan(model("glm-4.7"), found, with_advice=False)
     assert any("refuses to start" in reason for reason in plan.reasons)
+
+
+def doubted(log, name, request=None, given=()):
+    request = request or MemoryRequest(gpu=H200)
+    given = frozenset(given)
+    return doubts_of_start(log, model(name), plan_of_log(log, model(name), request, given), given)
+
+
+def test_what_was_read_from_the_log_is_said_to_be_the_logs(read):
+    made = plan_of_log(read(SGLANG), model("glm-5.2"), MemoryRequest(gpu=H200), frozenset())
+    flags = "--tp-size 8 --context-length 131072 --mem-fraction-static 0.87 --kv-cache-dtype fp8_e4m3"
+    assert f"read from the log: {flags} --max-running-requests 48" in made.assumptions
+    assert made.kv_format.chosen_by == "the log, the rest by sglang on sm90"
+    assert "(--max-running-requests as logged)" in made.stages[0].budget.overhead_source
+    given = frozenset({"kv_dtype", "fraction", "max_running_requests"})
+    request = MemoryRequest(gpu=H200, kv_dtype=KvDtype.FP8, fraction=0.87, max_running_requests=48)
+    made = plan_of_log(read(SGLANG), model("glm-5.2"), request, given)
+    assert "read from the log: --tp-size 8 --context-length 131072" in made.assumptions
+    assert made.kv_format.chosen_by.startswith("--kv-dtype")
+    assert "(--max-running-requests as given)" in made.stages[0].budget.overhead_source
+
+
+def test_options_that_the_log_contradicts_are_doubted(read):
+    request = MemoryRequest(gpu=H200, parallel=Parallel(tp=16), fraction=0.8, kv_dtype=KvDtype.BF16, context=131_072)
+    assert doubted(read(SGLANG), "glm-5.2", request, {"tp", "fraction", "kv_dtype", "context"}) == (
+        "--tp 16 is planned as given; line 1 of the log says tp 8",
+        "--mem-fraction-static 0.8 is planned as given; line 1 of the log says fraction 0.87",
+        "--kv-dtype bf16 is planned as given; line 6 of the log says kv dtype float8_e4m3fn",
+    )
+    same = MemoryRequest(gpu=H200, parallel=Parallel(tp=8, ep=8, dp_attention=2))  # as vLLM's 4 ranks of 2 replicas
+    assert doubted(read(VLLM), "glm-4.7", same, {"tp", "ep", "dp_attention"}) == ()
+    without = MemoryRequest(gpu=H200)
+    assert doubted(read(VLLM), "glm-4.7", without, {"ep"}) == (
+        "--ep 1 is planned as given; line 1 of the log says expert parallel True",
+    )
+
+
+def test_another_version_is_doubted(read):
+    assert doubted(read(VLLM), "glm-4.7") == ()
+    assert doubted(read(VLLM.replace("v0.33.0", "v0.26.0")), "glm-4.7") == (
+        "the log is of vLLM 0.26.0, planned is 0.33.0: rules and defaults may differ",
+    )
+
+
+def test_a_context_beyond_the_models_is_doubted(read):
+    (doubt,) = doubted(read(SGLANG.replace("131072", "262144")), "kimi-k2")
+    assert doubt.startswith("line 9 of the log says a context of 262,144 tokens, more than the 131,072")
+    assert doubted(read(SGLANG.replace("131072", "262144")), "glm-5.2") == ()
+
+
+def test_the_kv_dtype_that_sglang_chose_is_enough(read):
+    lines = SGLANG.splitlines(keepends=True)
+    chosen = "[2026-10-02 09:02:30 TP0] Using KV cache dtype: torch.float8_e4m3fn\n"
+    log = read("".join([*lines[1:5], chosen, lines[-2], lines[-1]]))
+    assert request_of_log(log, MemoryRequest(gpu=H200), frozenset()).kv_dtype is KvDtype.FP8
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [({"dcp"}, {"parallel": Parallel(dcp=3)}), ({"tp"}, {"parallel": Parallel(tp=7)}), ((), {"kv_layout": "packed"})],
+)
+def test_an_option_that_the_model_refuses_is_no_error_of_the_log(given, options, read):
+    name = "kimi-k2" if "kv_layout" in options else "glm-5.2"
+    if "kv_layout" in options:
+        options = {"kv_layout": KvLayout.PACKED}
+    with pytest.raises(UsageError) as caught:
+        plan_of_log(read(SGLANG), model(name), MemoryRequest(gpu=H200, **options), frozenset(given))
+    assert "log says" not in caught.value.message
+    assert caught.value.remedy
+
+
+def test_ranks_times_replicas_are_bounded_in_the_logs_own_words(read):
+    text = VLLM.replace("tensor_parallel_size=4", "tensor_parallel_size=4096")
+    log = read(text.replace("data_parallel_size=2", "data_parallel_size=4096"))
+    with pytest.raises(SourceError, match="line 4: tp 4096 of 4096 replicas is not possible"):
+        request_of_log(log, MemoryRequest(gpu=H200), frozenset())

@@ -7,9 +7,11 @@ from quantkit.errors import UsageError
 from quantkit.memory.gpus import GPUS, gpu_named
 from quantkit.memory.kv_format import KvDtype
 from quantkit.memory.make import make_memory_plan
+from quantkit.memory.model import model_from_config
 from quantkit.memory.plan import Tokens, Verdict
 from quantkit.memory.serving import MemoryRequest
 from tests.memory.plans import INT4, model, plan
+from tests.published import published_config
 
 FP8 = KvDtype.FP8
 
@@ -66,7 +68,7 @@ def test_a_fraction_that_is_too_small_names_the_one_that_holds():
         ("glm-5.2", {"engine": "sglang", "gpu": "mi355x"}, True),  # sparse attention has kernels of its own
         ("glm-4.5", {"engine": "vllm", "gpu": "mi355x"}, True),
         ("glm-4.5", {"engine": "sglang", "gpu": "mi355x"}, False),  # its kernels scale what is given
-        ("glm-4.5", {"engine": "sglang", "gpu": "mi355x", "is_fraction_final": True}, False),
+        ("glm-4.5", {"engine": "sglang", "gpu": "mi355x", "logged": frozenset({"fraction"})}, False),
         ("glm-4.5", {"engine": "sglang", "gpu": "h200"}, True),
     ],
 )
@@ -107,9 +109,51 @@ def test_not_one_request_of_the_models_context_is_no_fit():
     made = plan("kimi-k2")
     assert made.verdict is Verdict.TIGHT
     assert made.num_tokens.mid == 6602
-    assert any(
-        "not one request of the model's 131,072 tokens fits: the longest has 6,602" in one for one in made.reasons
+    assert (
+        "nothing was asked for (--context says what must fit); the server starts, and its pool holds 6,602 tokens: "
+        "less than one request of the model's 131,072"
+    ) in made.reasons
+
+
+def test_what_is_asked_for_must_fit_and_without_it_the_server_must_start():
+    asked = plan("kimi-k2", context=131_072)
+    assert asked.verdict is Verdict.DOES_NOT_FIT
+    by_number = plan("kimi-k2", concurrency=1)
+    assert by_number.verdict is Verdict.DOES_NOT_FIT
+    assert by_number.reasons[0].startswith(
+        "1 x 131,072 (the model's full context: --context was not given) = 131,072 tokens are asked for"
     )
+    assert plan("glm-4.7").reasons[0].endswith("; nothing was asked for (--context says what must fit)")
+    vllm = plan("glm-5.2", engine="vllm").reasons[0]
+    assert vllm.startswith("nothing was asked for (--context says what must fit); vLLM wants 1 x 1,048,576 = ")
+
+
+def test_nothing_asked_for_is_tight_where_the_worst_end_is_below_one_request():
+    mid = plan("kimi-k2", scheme=INT4, context=1024).num_tokens.mid
+    config = {**published_config("kimi-k2"), "max_position_embeddings": mid}
+    between = model_from_config("between", config, weights_from="config")
+    made = make_memory_plan(between, MemoryRequest(gpu=GPUS["h200"], scheme=INT4))
+    assert made.verdict is Verdict.TIGHT
+    words = f", at worst {made.num_tokens.low:,}: less than one request"
+    assert any(words in reason for reason in made.reasons)
+
+
+def test_sparse_attention_without_a_backend_is_tight_at_best():
+    words = "no backend for sparse attention on sm80 is known to work in SGLang"
+    made = plan("glm-5.2", gpu="a100", scheme=INT4, kv_dtype=KvDtype.BF16, context=8192)
+    assert (made.verdict, made.reasons) == (Verdict.TIGHT, (words,))
+    assert words in plan("glm-5.2", gpu="a100").assumptions
+    with pytest.raises(UsageError) as caught:
+        plan("glm-5.2", gpu="a100", engine="vllm")
+    assert caught.value.remedy == "choose another --gpu"
+
+
+def test_stages_with_one_reason_are_told_together():
+    made = plan("kimi-k2", gpu="l40s", parallel=Parallel(tp=8, pp=8), context=8192, fraction=0.3)
+    assert made.verdict is Verdict.DOES_NOT_FIT
+    told = [reason.partition(": ")[0] for reason in made.reasons]
+    assert len(told) < 8
+    assert any(one.startswith("stages ") and "-" in one for one in told)
 
 
 @pytest.mark.parametrize(("concurrency", "told"), [(48, False), (64, True)])
@@ -122,7 +166,10 @@ def test_more_requests_than_sglang_runs_are_said(concurrency, told):
 
 def test_a_given_number_of_requests_is_the_tables():
     made = plan("glm-5.2", kv_dtype=FP8, max_running_requests=64)
-    assert "table of 64 requests x 1,048,576 tokens x 4 B = 0.25 GiB" in made.stages[0].budget.overhead_source
+    assert (
+        "table of 64 requests (--max-running-requests as given) x 1,048,576 tokens x 4 B = 0.25 GiB"
+        in made.stages[0].budget.overhead_source
+    )
     made = plan("glm-5.2", kv_dtype=FP8, max_running_requests=64, parallel=Parallel(dp_attention=8))
     assert "table of 8 requests" in made.stages[0].budget.overhead_source
 
@@ -177,9 +224,9 @@ def advice(name, **request):
         ("glm-5.2", {"context": 131_072, "concurrency": 4}, "FP8 KV cache (--kv-dtype fp8)"),
         ("glm-5.2", {"context": 131_072, "concurrency": 3}, "fewer requests (--concurrency 2)"),
         ("glm-5.2", {"context": 131_072, "concurrency": 10, "kv_dtype": FP8, "scheme": INT4}, ""),
-        ("glm-5.2", {"gpu": GPUS["h100"], "context": 131_072}, "--tp 16"),
+        ("glm-5.2", {"gpu": GPUS["h100"], "context": 131_072}, "--tp 16 (16 GPUs): fits"),
         ("glm-5.2", {"gpu": GPUS["h100"], "context": 131_072}, "--gpu h200"),
-        ("glm-5.2", {"gpu": GPUS["h100"], "context": 131_072}, "--pp 2: fits"),
+        ("glm-5.2", {"gpu": GPUS["h100"], "context": 131_072}, "--pp 2 (16 GPUs): fits"),
         ("glm-5.2", {"scheme": INT4, "kv_dtype": FP8, "context": 32_768, "concurrency": 64}, "--dcp 8: fits"),
         (
             "glm-5.2",

@@ -10,9 +10,12 @@ from quantkit.checkpoint.source import open_checkpoint
 from quantkit.engines.parallel import Parallel
 from quantkit.errors import RecipeError, SourceError, UsageError
 from quantkit.memory.budget import GIB
+from quantkit.memory.gpus import gpu_named
 from quantkit.memory.kv_format import KvDtype
+from quantkit.memory.make import make_memory_plan
 from quantkit.memory.model import model_from_checkpoint, model_from_config
 from quantkit.memory.scheme import Scheme
+from quantkit.memory.serving import MemoryRequest
 from quantkit.memory.weights import Part
 from quantkit.weights.from_config import assumed_checkpoint
 from tests import tiny
@@ -219,5 +222,6 @@ def test_groups_that_do_not_divide_the_experts_are_refused(group_size):
     quantization = {"quant_method": "compressed-tensors", "config_groups": {"0": {"weights": section}}}
     config = published_config("qwen3-235b-a22b") | {"quantization_config": quantization}
     odd = model_from_config("odd", config, weights_from="config")
-    with pytest.raises(RecipeError, match=f"which groups of {group_size} do not divide"):
-        odd.tensors(odd.scheme)
+    with pytest.raises(SourceError, match=f"which groups of {group_size} do not divide") as caught:
+        make_memory_plan(odd, MemoryRequest(gpu=gpu_named("h200")))
+    assert caught.value.file == "config.json"

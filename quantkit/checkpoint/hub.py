@@ -4,6 +4,7 @@ Every failure is a SourceError that names repository and revision, and says what
 """
 
 import glob
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -130,6 +131,8 @@ def fetch_file(repository: Repository, name: str, directory: Path, stop: Event) 
 
     from quantkit.checkpoint.http_range import patiently, stopping_bar
 
+    # the client's own warnings quote addresses, and those may be signed
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     with _errors_said(f"{repository}: {name}", _FETCH_AGAIN):
         bar = stopping_bar(stop)
         return Path(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -63,6 +64,7 @@ def client(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 3)
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 14)
     monkeypatch.setattr(http_range, "_PAUSES", (0, 0, 0))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -228,6 +230,9 @@ def test_what_passes_is_asked_again(trouble, hub, source, tmp_path):
     hub.troubles = repeat(once)
     convert_checkpoint(planned)
     assert troubled
+    if trouble is break_off:  # the rest alone is asked for
+        ranges = [one.headers.get("range", "") for one in shard_requests(hub) if one.name == troubled[0]]
+        assert any(re.fullmatch(r"bytes=[1-9]\d+-", text) for text in ranges)
     hub.troubles = iter(())
     convert(tmp_path / "whole", keeps_source=True)
     assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "whole")

@@ -12,7 +12,9 @@ def model_card(plan: Plan, classes: Sequence[ClassError], provenance: Mapping[st
     """README.md in Markdown."""
     source = f"`{provenance['hub_id']}` at `{provenance['commit']}`" if provenance else "a local checkpoint"
     signs = "of either sign" if plan.recipe.signed_scales and plan.recipe.scales == "search" else "positive"
+    notice = [] if plan.partial is None else [f"**{plan.partial.notice.capitalize()}.**", ""]
     lines = [
+        *notice,
         f"# INT4 of {source}",
         "",
         f"Made by quantkit {__version__} with recipe `{plan.recipe.name}`: INT4 (compressed-tensors "

@@ -134,6 +134,7 @@ def manifest_document(
         "recipe": recipe_document(plan.recipe),
         "family": plan.family,
         "is_incomplete": plan.is_incomplete,
+        **({} if plan.partial is None else {"partial": plan.partial.document()}),
         "source": {
             **provenance,
             "config_sha256": hash_file(plan.checkpoint.directory / CONFIG_NAME),

@@ -149,11 +149,12 @@ def _lines(path: Path) -> Iterator[tuple[Mapping[str, Any], int]]:
 
 
 def run_document(plan: Plan, provenance: Mapping[str, str], *, world_size: int) -> dict[str, Any]:
-    """What makes a run this one: the tool, the recipe, the source's config and headers, every decision."""
+    """What makes a run this one: the tool, its limits, the recipe, the source's config and headers, every decision."""
     checkpoint = plan.checkpoint
     return {
         "format": _FORMAT,
         "version": __version__,
+        "partial": None if plan.partial is None else plan.partial.document(),
         "recipe": recipe_document(plan.recipe),
         "world_size": world_size,
         "is_incomplete": plan.is_incomplete,

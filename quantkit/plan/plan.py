@@ -13,6 +13,7 @@ from quantkit.checkpoint.writer import METADATA
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.families.family import Role
 from quantkit.layouts import Layout
+from quantkit.plan.limits import Partial
 from quantkit.recipe import Recipe
 from quantkit.tensors import TensorSpec
 from quantkit.weights.weight import Weight
@@ -108,7 +109,8 @@ class PartTotal:
 class Plan:
     """Complete and checked. ``config`` is the output's config.json.
 
-    ``is_incomplete``: weights that the source's config promises are missing, by the user's leave.
+    ``is_incomplete``: weights that the source's config promises are missing, by the user's leave. ``partial``: what
+    is left of a plan of the whole, in a smoke run.
     """
 
     recipe: Recipe
@@ -121,6 +123,7 @@ class Plan:
     dropped: Mapping[str, str]
     warnings: tuple[str, ...]
     is_incomplete: bool = False
+    partial: Partial | None = None
 
     @property
     def jobs(self) -> Iterator[Job]:

@@ -15,10 +15,15 @@ from quantkit.weights.weight import Weight
 _CHECK = "config and tensors"
 
 
-def check_config(section: Mapping[str, Any], binding: Binding, family: Family) -> Iterator[Finding]:
-    """Packed means not ignored; a plain Linear means ignored, where engines ask; nothing is left in FP8."""
+def check_config(
+    section: Mapping[str, Any], binding: Binding, family: Family, *, is_partial: bool = False
+) -> Iterator[Finding]:
+    """Packed means not ignored; a plain Linear means ignored, where engines ask; nothing is left in FP8.
+
+    ``is_partial``: what is INT4 may lie in the part that is not there.
+    """
     if not any(weight.is_native_int4 for weight in binding.weights.values()):
-        if section:
+        if section and not is_partial:
             yield Finding(check=_CHECK, message="config.json declares a quantization that no tensor has")
         return
     problems = list(section_problems(section))

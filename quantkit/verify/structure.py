@@ -38,7 +38,12 @@ def check_structure(directory: Path, plan: Plan) -> Iterator[Finding]:
     yield from findings
     if checkpoint is not None:
         yield from check_specs(checkpoint, plan)
-        yield from check_contract(checkpoint, FAMILIES[plan.family], allow_incomplete=plan.is_incomplete)
+        yield from check_contract(
+            checkpoint,
+            FAMILIES[plan.family],
+            allow_incomplete=plan.is_incomplete,
+            is_partial=plan.partial is not None,
+        )
 
 
 def open_output(directory: Path) -> tuple[Checkpoint | None, list[Finding]]:
@@ -77,13 +82,15 @@ def check_specs(checkpoint: Checkpoint, plan: Plan) -> Iterator[Finding]:
             yield Finding(check="tensors", message=f"{key} is not what the conversion writes", file=CONFIG_NAME)
 
 
-def check_contract(checkpoint: Checkpoint, family: Family, *, allow_incomplete: bool) -> Iterator[Finding]:
+def check_contract(
+    checkpoint: Checkpoint, family: Family, *, allow_incomplete: bool, is_partial: bool = False
+) -> Iterator[Finding]:
     """Every weight that the family expects is there, and the config says of each how it is stored."""
     try:
         form = source_form(checkpoint.quantization)
         binding = bind_weights(checkpoint.tensors, form, family.fused_experts)
-        check_complete(family, checkpoint, binding, allow_incomplete=allow_incomplete)
+        check_complete(family, checkpoint, binding, allow_incomplete=allow_incomplete or is_partial)
     except QuantkitError as error:
         yield Finding.of("config and tensors", error)
         return
-    yield from check_config(checkpoint.quantization, binding, family)
+    yield from check_config(checkpoint.quantization, binding, family, is_partial=is_partial)

@@ -4,11 +4,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quantkit.checkpoint.source import Checkpoint
-from quantkit.errors import RecipeError, SourceError, VerificationError
+from quantkit.errors import RecipeError, SourceError, UsageError, VerificationError
 from quantkit.families import FAMILIES, Family
 from quantkit.integrity.manifest import MANIFEST_NAME, FileRecord, Manifest, read_manifest
 from quantkit.integrity.weight_errors import class_errors
+from quantkit.plan.limits import Limits
 from quantkit.plan.make import make_plan
+from quantkit.plan.part import limited
 from quantkit.plan.plan import Plan
 from quantkit.recipe import Recipe, parse_recipe
 from quantkit.threads import ReportProgress
@@ -24,6 +26,13 @@ _OTHER_SOURCE = Finding(
     check="source",
     message="is not the shard that the output was made from",
     remedy="give the checkpoint that was converted",
+)
+_PARTIAL = Finding(
+    check="partial",
+    message="the output of a smoke run (--limit-shards, --layers): no whole model, and never published",
+    is_error=False,
+    file=MANIFEST_NAME,
+    remedy="convert without --limit-shards and --layers",
 )
 _UNRECORDED = FileRecord(file_bytes=0, sha256="")
 _MAX_FINDINGS = 50  # of one check
@@ -47,6 +56,8 @@ def verify_output(
     manifest = read_manifest(output)
     origin = _origin(manifest)
     findings = list(first_findings(check_files(output, manifest.output_files), _MAX_FINDINGS))
+    if origin.limits is not None:
+        findings.append(_PARTIAL)
     is_reported = {finding.file for finding in findings}
     to_hash = {name: record for name, record in manifest.output_files.items() if name not in is_reported}
     findings += check_hashes(output, to_hash, wrong=_DAMAGED, num_jobs=num_jobs, report_progress=report_progress)
@@ -54,20 +65,26 @@ def verify_output(
     report = VerifyReport(output=output, checks=_CHECKS, findings=(*findings, *more), num_tensors=0)
     if checkpoint is None:
         return report
-    contract = check_contract(checkpoint, origin.family, allow_incomplete=bool(manifest.document.get("is_incomplete")))
+    contract = check_contract(
+        checkpoint,
+        origin.family,
+        allow_incomplete=bool(manifest.document.get("is_incomplete")),
+        is_partial=origin.limits is not None,
+    )
     report = report.with_findings(first_findings(contract, _MAX_FINDINGS))
     report = replace(report, num_tensors=len(checkpoint.tensors))
     if source is None or not report.is_good:
         return report
     report = replace(report, checks=(*report.checks, "plan" if is_fast else "source shards"))
+    plan = origin.plan(source)
     if not is_fast:
-        records = {shard.name: manifest.source_shards.get(shard.name, _UNRECORDED) for shard in source.shards}
+        shards = plan.checkpoint.shards
+        records = {shard.name: manifest.source_shards.get(shard.name, _UNRECORDED) for shard in shards}
         report = report.with_findings(
             check_hashes(
                 source.directory, records, wrong=_OTHER_SOURCE, num_jobs=num_jobs, report_progress=lambda _, __: None
             )
         )
-    plan = origin.plan(source)
     report = report.with_findings(first_findings(check_specs(checkpoint, plan), _MAX_FINDINGS))
     if not report.is_good:
         return report
@@ -91,21 +108,31 @@ def _with_comparison(report: VerifyReport, comparison: Comparison, plan: Plan, *
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Origin:
-    """Recipe and family that a manifest records."""
+    """Recipe, family and limits that a manifest records."""
 
     recipe: Recipe
     family: Family
+    limits: Limits | None
 
     def plan(self, source: Checkpoint) -> Plan:
         """The plan that made the output."""
-        return make_plan(self.recipe, self.family, source, allow_unmatched=True, allow_incomplete=True)
+        plan = make_plan(self.recipe, self.family, source, allow_unmatched=True, allow_incomplete=True)
+        if self.limits is None:
+            return plan
+        try:
+            return limited(plan, self.limits)
+        except UsageError as error:  # layers that this source does not have
+            raise VerificationError(
+                f"was made from another source ({error.message})", file=MANIFEST_NAME, remedy=_OTHER_SOURCE.remedy
+            ) from error
 
 
 def _origin(manifest: Manifest) -> _Origin:
     try:
         recipe = parse_recipe(dict(manifest.recipe), where=MANIFEST_NAME)
-        return _Origin(recipe=recipe, family=FAMILIES[str(manifest.document.get("family"))])
+        limits = Limits.of(manifest.document.get("partial"))
+        return _Origin(recipe=recipe, family=FAMILIES[str(manifest.document.get("family"))], limits=limits)
     except (RecipeError, TypeError, ValueError) as error:
         raise VerificationError(
-            f"its recipe or family is garbled ({error})", file=MANIFEST_NAME, remedy="convert again"
+            f"its recipe, family or limits are garbled ({error})", file=MANIFEST_NAME, remedy="convert again"
         ) from error

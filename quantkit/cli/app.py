@@ -14,6 +14,7 @@ import typer
 from quantkit import __version__
 from quantkit.cli import convert, inspect, memory_plan, plan, recipes, verify
 from quantkit.cli.document import head
+from quantkit.cli.summary_file import add_summary, asked_for
 from quantkit.errors import QuantkitError, SourceError, UsageError
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -81,9 +82,16 @@ def main() -> None:
 
         render.warn("quantkit: interrupted")
         _show_notes(stopped)
+        notes = "; ".join(getattr(stopped, "__notes__", ()))
+        _summarize(_document("Interrupted", "interrupted", remedy=notes or "run the same command again"))
         with suppress(OSError):
             sys.stdout.flush()
         os._exit(int(stopped.code or INTERRUPTED))  # not by way of threads that wait for a network
+    except Exception as error:
+        _summarize(
+            _document(type(error).__name__, f"a bug: {error}", remedy="report it, with the traceback of the log")
+        )
+        raise
 
 
 def _open_streams() -> None:
@@ -108,21 +116,35 @@ def _exit_with(error: QuantkitError) -> NoReturn:
 
     render.warn(f"quantkit: {error}")
     _show_notes(error)
+    document = error_document(_command(), error)
+    _summarize(document)
     if "--json" in sys.argv:
-        command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
-        render.show_json(error_document(command, error))
+        render.show_json(document)
     sys.exit(error.exit_code)
+
+
+def _command() -> str:
+    return next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
+
+
+def _summarize(document: dict[str, Any]) -> None:
+    """A job that failed has a summary too, whatever the command had come to."""
+    try:
+        add_summary(asked_for(document["command"], sys.argv[1:]), document)
+    except UsageError as refusal:
+        if refusal.message != document["error"]["message"]:
+            from quantkit.cli import render
+
+            render.warn(f"quantkit: no summary: {refusal}")
 
 
 def error_document(command: str, error: QuantkitError) -> dict[str, Any]:
     """What ``--json`` prints instead of a result."""
-    return {
-        **head(command, "error"),
-        "error": {
-            "class": type(error).__name__,
-            "message": error.message,
-            "remedy": error.remedy,
-            "tensor": error.tensor,
-            "file": error.file,
-        },
-    }
+    document = _document(type(error).__name__, error.message, remedy=error.remedy, command=command)
+    document["error"] |= {"tensor": error.tensor, "file": error.file}
+    return document
+
+
+def _document(kind: str, message: str, *, remedy: str, command: str | None = None) -> dict[str, Any]:
+    error = {"class": kind, "message": message, "remedy": remedy, "tensor": None, "file": None}
+    return {**head(_command() if command is None else command, "error"), "error": error}

@@ -42,11 +42,15 @@ def convert(
     jobs: opt.JobsOption = None,
     quiet: opt.QuietOption = False,
     as_json: opt.JsonOption = False,
+    limit_shards: opt.LimitShardsOption = None,
+    layers: opt.LayersOption = None,
+    summary: opt.SummaryOption = None,
 ) -> None:
     """Convert a checkpoint to INT4: plan, write, verify, publish.
 
     The output directory appears whole or not at all. A run that was stopped goes on with the same command. Shards of a
-    hub repository pass through a bounded spool.
+    hub repository pass through a bounded spool. A smoke run (--limit-shards, --layers) is planned and checked whole,
+    marked as partial, and never published.
 
     Example: quantkit convert ./GLM-5.2-FP8 --to int4 -o ./glm-5.2-int4
     """
@@ -60,10 +64,13 @@ def convert(
     from quantkit.convert.convert import convert_checkpoint
     from quantkit.convert.ranks import convert_share
     from quantkit.convert.ranks import finalize as finalize_ranks
+    from quantkit.plan.limits import Limits
     from quantkit.plan.resources import choose_jobs
 
     if executor == "ray" and Path(source).is_dir():
         source = str(Path(source).resolve())  # other machines begin elsewhere
+    first_shards, few_layers = opt.check_limits(limit_shards=limit_shards, layers=layers, rank=rank, finalize=finalize)
+    is_limited = first_shards is not None or few_layers is not None
     request = PlanRequest(
         source=source,
         recipe=recipe,
@@ -75,6 +82,7 @@ def convert(
         allow_unmatched=allow_unmatched,
         allow_incomplete=allow_incomplete,
         headers_only=dry_run or not keep_source,
+        limits=Limits(num_shards=first_shards, layers=few_layers) if is_limited else None,
     )
     opt.check_executor(executor, ray_address=ray_address, rank=rank, finalize=finalize)
     opt.check_sharing(rank=rank, world_size=world_size, finalize=finalize, resume=resume)
@@ -83,7 +91,7 @@ def convert(
         check_target(output, Path(source) if source and Path(source).is_dir() else None)  # before anything is fetched
     resolved, made = plan_request(request)
     if dry_run:
-        show_plan(made, tensor_parallel(resolved, made), num_jobs=num_jobs, as_json=as_json)
+        show_plan(made, tensor_parallel(resolved, made), num_jobs=num_jobs, as_json=as_json, summary=summary)
         return
     target = output or Path(f"{resolved.name}-int4")
     with render.progress("convert", is_quiet=quiet) as advance:
@@ -105,9 +113,9 @@ def convert(
             cluster = _ray(ray_address) if executor == "ray" else None
             report = finalize_ranks(conversion) if finalize else convert_checkpoint(conversion, cluster)
     if rank is not None:
-        show_rank(share, as_json=as_json)
+        show_rank(share, as_json=as_json, summary=summary)
     else:
-        show_conversion(report, as_json=as_json)
+        show_conversion(report, as_json=as_json, summary=summary)
 
 
 def _ray(address: str | None) -> "Executor":

@@ -61,6 +61,7 @@ def plan_document(plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int) -> dict
         ],
         "dropped_tensors": dict(plan.dropped),
         "skipped_files": dict(plan.checkpoint.sidecars.skipped),
+        "limits": None if plan.partial is None else plan.partial.document(),
         "warnings": list(plan.warnings),
     }
 
@@ -87,6 +88,7 @@ def convert_document(report: ConvertReport) -> dict[str, Any]:
         "source_bytes": report.plan.checkpoint.num_bytes,
         "errors": [_class_document(one) for one in report.classes],
         "findings": [_finding_document(finding) for finding in report.findings],
+        "limits": None if report.plan.partial is None else report.plan.partial.document(),
         "warnings": list(report.plan.warnings),
         "seconds": report.seconds,
         "encoded_bytes": report.encoded_bytes,

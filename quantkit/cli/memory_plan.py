@@ -48,6 +48,7 @@ def memory_plan(
     ] = None,
     allow_overcommit: mem.OvercommitOption = False,
     as_json: opt.JsonOption = False,
+    summary: opt.SummaryOption = None,
 ) -> None:
     """Say what fits on each rank: weights by part, KV pool and tokens, overhead, verdict. Exit 5 if it does not fit.
 
@@ -82,5 +83,5 @@ def memory_plan(
         concurrency=concurrency,
         max_running_requests=max_running_requests,
     )
-    output = MemoryOutput(html=html, as_json=as_json, allow_overcommit=allow_overcommit)
+    output = MemoryOutput(html=html, as_json=as_json, allow_overcommit=allow_overcommit, summary=summary)
     show_memory(model, in_lower_case(options), output, compare=compare, check=check)

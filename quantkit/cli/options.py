@@ -1,10 +1,12 @@
 """Options that several commands share."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
+from quantkit.cli.summary_file import check_summary
 from quantkit.errors import UsageError
 
 SourceArgument = Annotated[
@@ -90,6 +92,22 @@ OutputOption = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option("--output", "-o", metavar="DIR", help="Directory to create [default: ./NAME-int4]."),
 ]
+LimitShardsOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--limit-shards", min=1, metavar="N", help="Smoke run: the first N output shards only."),
+]
+LayersOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--layers", metavar="A-B", help="Smoke run: only layers A to B, and what lies in no layer."),
+]
+SummaryOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--summary", metavar="FILE.md", callback=check_summary, help="Append the result in Markdown, too."),
+]
+RoomOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--output", "-o", metavar="DIR", help="Refuse where this output's disk or this memory has no room."),
+]
 
 TARGETS = ("int4",)
 EXECUTORS = ("local", "ray")
@@ -124,3 +142,15 @@ def check_sharing(*, rank: int | None, world_size: int | None, finalize: bool, r
         raise UsageError(
             "--no-resume would throw away what other ranks have made", remedy="remove the partial directory instead"
         )
+
+
+def check_limits(
+    *, limit_shards: int | None, layers: str | None, rank: int | None, finalize: bool
+) -> tuple[int | None, tuple[int, int] | None]:
+    """The limits of a smoke run. Raises UsageError for layers that are no A-B, and for limits on a shared run."""
+    if (limit_shards is not None or layers is not None) and (rank is not None or finalize):
+        raise UsageError("a smoke run is made by one process", remedy="leave --rank, --world-size and --finalize out")
+    match = re.fullmatch(r"(\d{1,6})-(\d{1,6})", layers or "0-0")
+    if match is None:
+        raise UsageError(f"--layers {layers} is no A-B", remedy="give the first and the last layer, as in 0-3")
+    return limit_shards, None if layers is None else (int(match[1]), int(match[2]))

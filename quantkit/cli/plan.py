@@ -30,13 +30,15 @@ def plan(
     allow_incomplete: opt.AllowIncompleteOption = False,
     jobs: opt.JobsOption = None,
     as_json: opt.JsonOption = False,
+    output: opt.RoomOption = None,
+    summary: opt.SummaryOption = None,
 ) -> None:
     """Say what a conversion would do: decisions, exact output bytes, disk and memory, legal TP sizes, warnings.
 
     Example: quantkit plan ./GLM-5.2-FP8 --to int4
     """
     opt.check_to(to)
-    from quantkit.cli.planning import PlanRequest, plan_request, tensor_parallel
+    from quantkit.cli.planning import PlanRequest, check_room, plan_request, tensor_parallel
     from quantkit.cli.show_plan import show_plan
     from quantkit.machine import available_cores
 
@@ -54,4 +56,7 @@ def plan(
         headers_only=True,
     )
     resolved, made = plan_request(request)
-    show_plan(made, tensor_parallel(resolved, made), num_jobs=jobs or available_cores(), as_json=as_json)
+    num_jobs = jobs or available_cores()
+    if output is not None:
+        check_room(resolved, made, output, num_jobs=num_jobs)
+    show_plan(made, tensor_parallel(resolved, made), num_jobs=num_jobs, as_json=as_json, summary=summary)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from quantkit.engines.tensor_parallel import TpVerdict, legal_tp
 from quantkit.machine import uncollected
+from quantkit.plan.limits import Limits
 from quantkit.plan.make import make_plan
+from quantkit.plan.part import limited
 from quantkit.plan.plan import Plan
 from quantkit.recipe import override
 from quantkit.sources import ResolvedSource, resolve_source
@@ -26,6 +28,7 @@ class PlanRequest:
     ignore: Sequence[str] = ()
     allow_unmatched: bool = False
     allow_incomplete: bool = False
+    limits: Limits | None = None  # of a smoke run
     headers_only: bool = False  # of a hub repository: nothing is downloaded
 
 
@@ -54,7 +57,23 @@ def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
         allow_unmatched=request.allow_unmatched,
         allow_incomplete=request.allow_incomplete,
     )
-    return resolved, plan
+    return resolved, plan if request.limits is None else limited(plan, request.limits)
+
+
+def check_room(resolved: ResolvedSource, plan: Plan, target: Path, *, num_jobs: int) -> None:
+    """Raise ResourceError where the disk of ``target``, or this machine's memory, has no room for what is not made yet.
+
+    As ``convert`` finds it out, but before anything is looked at twice: what a journal names counts as made.
+    """
+    from quantkit.checkpoint.output import WORK_NAME, partial_of
+    from quantkit.convert.conversion import Conversion, check_resources
+    from quantkit.convert.journal import read_journals
+
+    if target.exists():
+        return
+    everything = frozenset(source.name for source in plan.checkpoint.shards)
+    conversion = Conversion(plan=plan, target=target, num_jobs=num_jobs, repository=resolved.repository)
+    check_resources(conversion, everything, read_journals(partial_of(target) / WORK_NAME))
 
 
 def tensor_parallel(resolved: ResolvedSource, plan: Plan) -> tuple[TpVerdict, ...]:

@@ -12,6 +12,7 @@ from quantkit.cli.memory_page import PAGE_BEGIN, memory_page
 from quantkit.cli.memory_request import MemoryOptions, plan_checked, plan_comparison, plan_one, plan_overview
 from quantkit.cli.memory_text import show_check, show_comparison, show_overview, show_plan
 from quantkit.cli.page_file import write_page
+from quantkit.cli.summary_file import add_summary
 from quantkit.errors import ResourceError, UsageError
 from quantkit.memory.plan import MemoryPlan, Verdict
 from quantkit.memory.resolve import resolve_model
@@ -24,6 +25,7 @@ class MemoryOutput:
     html: Path | None
     as_json: bool
     allow_overcommit: bool
+    summary: Path | None = None
 
 
 def show_memory(
@@ -42,8 +44,10 @@ def show_memory(
         if options.scheme is not None or options.group_size is not None or options.rest is not None:
             raise UsageError("the overview shows every recipe as published and as INT4", remedy="name a MODEL")
         rows = plan_overview(options)
+        document = documents.overview_document(rows)
+        add_summary(output.summary, document)
         if output.as_json:
-            render.show_json(documents.overview_document(rows))
+            render.show_json(document)
         else:
             show_overview(rows)
         return
@@ -68,6 +72,7 @@ def _finish(
     """Show in the form that was asked for, and leave with the exit code that the plans deserve."""
     if output.html is not None:
         write_page(output.html, memory_page(document), is_ours=PAGE_BEGIN)
+    add_summary(output.summary, document)
     if output.as_json:
         render.show_json(document)
     else:

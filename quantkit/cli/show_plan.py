@@ -1,19 +1,25 @@
 """Shows a plan as JSON or as tables."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from quantkit.checkpoint.sidecars import EXPECTED_SKIPS
 from quantkit.cli import documents, render
+from quantkit.cli.summary_file import add_summary
 from quantkit.engines.tensor_parallel import TpVerdict
 from quantkit.machine import bytes_text
 from quantkit.plan.plan import Plan
 from quantkit.plan.resources import disk_bytes, memory_bytes
 
 
-def show_plan(plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int, as_json: bool) -> None:
+def show_plan(
+    plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int, as_json: bool, summary: Path | None = None
+) -> None:
     """Everything that the plan decided."""
+    document = documents.plan_document(plan, tp, num_jobs=num_jobs)
+    add_summary(summary, document)
     if as_json:
-        render.show_json(documents.plan_document(plan, tp, num_jobs=num_jobs))
+        render.show_json(document)
         return
     _show_parts(plan)
     render.show_table(

@@ -1,8 +1,10 @@
 """Shows the results of convert and verify as JSON or as tables."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from quantkit.cli import documents, render
+from quantkit.cli.summary_file import add_summary
 from quantkit.convert.convert import ConvertReport
 from quantkit.convert.ranks import RankReport
 from quantkit.integrity.weight_errors import ClassError
@@ -10,10 +12,12 @@ from quantkit.machine import bytes_text
 from quantkit.verify.report import Finding, VerifyReport
 
 
-def show_conversion(report: ConvertReport, *, as_json: bool) -> None:
+def show_conversion(report: ConvertReport, *, as_json: bool, summary: Path | None = None) -> None:
     """Sizes, errors by class, time."""
+    document = documents.convert_document(report)
+    add_summary(summary, document)
     if as_json:
-        render.show_json(documents.convert_document(report))
+        render.show_json(document)
         return
     plan = report.plan
     rows = [
@@ -40,10 +44,12 @@ def show_conversion(report: ConvertReport, *, as_json: bool) -> None:
     )
 
 
-def show_rank(report: RankReport, *, as_json: bool) -> None:
+def show_rank(report: RankReport, *, as_json: bool, summary: Path | None = None) -> None:
     """What a rank has made, and what comes next."""
+    document = documents.rank_document(report)
+    add_summary(summary, document)
     if as_json:
-        render.show_json(documents.rank_document(report))
+        render.show_json(document)
         return
     render.show_line(
         f"rank {report.rank} of {report.world_size}: {report.num_shards} shards with "
@@ -52,10 +58,12 @@ def show_rank(report: RankReport, *, as_json: bool) -> None:
     )
 
 
-def show_verification(report: VerifyReport, *, as_json: bool) -> None:
+def show_verification(report: VerifyReport, *, as_json: bool, summary: Path | None = None) -> None:
     """Findings and errors by class."""
+    document = documents.verify_document(report)
+    add_summary(summary, document)
     if as_json:
-        render.show_json(documents.verify_document(report))
+        render.show_json(document)
         return
     _show_errors(report.classes)
     _show_findings(report.findings)

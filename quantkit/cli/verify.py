@@ -6,6 +6,7 @@ from typing import Annotated, Optional
 import typer
 
 from quantkit.cli import options as opt
+from quantkit.errors import VerificationError
 
 
 def register(app: typer.Typer) -> None:
@@ -23,6 +24,7 @@ def verify(
     jobs: opt.JobsOption = None,
     quiet: opt.QuietOption = False,
     as_json: opt.JsonOption = False,
+    summary: opt.SummaryOption = None,
 ) -> None:
     """Check an output: hashes, sizes, index, tensors, config; with --source also every value.
 
@@ -45,8 +47,8 @@ def verify(
             num_jobs=jobs or available_cores(),
             report_progress=advance,
         )
-    show_verification(report, as_json=as_json)
+    show_verification(report, as_json=as_json, summary=summary)
     if not report.is_good:
-        if as_json:
-            raise typer.Exit(4)
-        report.raise_for_errors()
+        if not as_json:
+            render.show_notes("quantkit", [report.first_error()])
+        raise typer.Exit(VerificationError.exit_code)

@@ -89,7 +89,7 @@ def work(
         done = conversion.believed(output, journal.found)
         output.clear(set(done.outputs), None if conversion.rank is None else only)
         output.keep = bool(done.outputs)
-        _check_resources(conversion, only, done)
+        check_resources(conversion, only, done)
         plan, spool = conversion.with_sidecars(output, only - done.outputs.keys() if executor is None else ())
         output.keep = output.keep or spool is not None
         if executor is not None:
@@ -101,15 +101,20 @@ def work(
         journal.close()
 
 
-def _check_resources(conversion: Conversion, only: frozenset[str], done: Entries) -> None:
-    """Raise ResourceError when what is not done does not fit on the disk."""
+def check_resources(
+    conversion: Conversion, only: frozenset[str], done: Entries, *, reclaimed_bytes: int = 0
+) -> None:
+    """Raise ResourceError when what is not done does not fit on the disk.
+
+    ``reclaimed_bytes``: of half-made shards, which lie on it and will go.
+    """
     plan = conversion.plan
     pending = [shard.file_bytes for shard in plan.shards if shard.name in only and shard.name not in done.outputs]
     needed = disk_bytes(plan) - sum(shard.file_bytes for shard in plan.shards) + sum(pending)
     if conversion.repository is not None:
         sources = [source.file_bytes for source in plan.checkpoint.shards if source.name in only]
         needed += min(conversion.spool_bytes, sum(sources))
-    free = free_bytes(conversion.target.parent)
+    free = free_bytes(conversion.target.parent) + reclaimed_bytes
     if needed > free:
         raise ResourceError(
             f"the output needs {bytes_text(needed)} and {bytes_text(free)} are free",

@@ -44,17 +44,14 @@ class VerifyReport:
         """The same with more findings."""
         return replace(self, findings=(*self.findings, *more))
 
-    def raise_for_errors(self) -> None:
-        """VerificationError with the first error and the number of the others."""
+    def first_error(self) -> str:
+        """The first error and the number of the others, in one line; empty where all is good."""
         bad = [finding for finding in self.findings if finding.is_error]
-        if bad:
-            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-            raise VerificationError(
-                bad[0].message + more,
-                tensor=bad[0].tensor,
-                file=bad[0].file,
-                remedy=bad[0].remedy or "convert again",
-            )
+        if not bad:
+            return ""
+        more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+        remedy = bad[0].remedy or "convert again"
+        return str(VerificationError(bad[0].message + more, tensor=bad[0].tensor, file=bad[0].file, remedy=remedy))
 
 
 def first_findings(findings: Iterable[Finding], limit: int) -> tuple[Finding, ...]:

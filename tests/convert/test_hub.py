@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from itertools import repeat
 from types import SimpleNamespace
 
@@ -23,7 +24,9 @@ from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import convert_checkpoint
 from quantkit.convert.ranks import convert_share, finalize
 from quantkit.errors import ResourceError, SourceError, UsageError
+from quantkit.plan.limits import Limits
 from quantkit.plan.make import make_plan
+from quantkit.plan.part import limited
 from quantkit.sources import resolve_source
 from tests.checkpoint.hub_server import COMMIT, REPOSITORY, Hub, serve
 from tests.convert.helpers import directory_bytes
@@ -378,3 +381,21 @@ def test_streaming_is_what_the_command_does_and_keeping_is_asked_for(source, tmp
             assert bool(list((tmp_path / "home").rglob("*.safetensors"))) == bool(options)
             (tmp_path / "out").rename(tmp_path / f"out{len(options)}")
     assert directory_bytes(tmp_path / "out0") == directory_bytes(tmp_path / "out1")
+
+
+def test_a_smoke_run_fetches_only_the_shards_that_it_needs(any_source, client, tmp_path):
+    def part(conversion):
+        return replace(conversion, plan=limited(conversion.plan, Limits(num_shards=1)))
+
+    with serve(any_source.directory) as (handler, endpoint):
+        client(endpoint)
+        convert_checkpoint(part(conversion(tmp_path / "part")))
+        fetched = {one.name for one in shard_requests(handler) if "range" not in one.headers}
+    document = json.loads((tmp_path / "part" / "conversion.json").read_text())
+    assert fetched == set(document["source"]["shards"])  # its own, and the one that holds its scales
+    assert len(fetched) == 2
+    resolved = resolve_source(str(any_source.directory))
+    plan = make_plan(resolved.recipe, resolved.family, resolved.checkpoint)
+    convert_checkpoint(part(Conversion(plan=plan, target=tmp_path / "local", num_jobs=2)))
+    (made,), (expected,) = ([*(tmp_path / name).glob("*.safetensors")] for name in ("part", "local"))
+    assert (made.name, made.read_bytes()) == (expected.name, expected.read_bytes())

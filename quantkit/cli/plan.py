@@ -41,6 +41,7 @@ def plan(
     from quantkit.cli.planning import PlanRequest, check_room, plan_request, tensor_parallel
     from quantkit.cli.show_plan import show_plan
     from quantkit.machine import available_cores
+    from quantkit.plan.resources import choose_jobs
 
     request = PlanRequest(
         source=source,
@@ -58,5 +59,6 @@ def plan(
     resolved, made = plan_request(request)
     num_jobs = jobs or available_cores()
     if output is not None:
+        choose_jobs(jobs, None)
         check_room(resolved, made, output, num_jobs=num_jobs)
     show_plan(made, tensor_parallel(resolved, made), num_jobs=num_jobs, as_json=as_json, summary=summary)

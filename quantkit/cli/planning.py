@@ -61,19 +61,23 @@ def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
 
 
 def check_room(resolved: ResolvedSource, plan: Plan, target: Path, *, num_jobs: int) -> None:
-    """Raise ResourceError where the disk of ``target``, or this machine's memory, has no room for what is not made yet.
+    """Raise ResourceError where the disk of ``target`` has no room for what is not made yet.
 
-    As ``convert`` finds it out, but before anything is looked at twice: what a journal names counts as made.
+    As ``convert`` finds it out, but before anything is hashed: what a journal names counts as made.
     """
     from quantkit.checkpoint.output import WORK_NAME, partial_of
     from quantkit.convert.conversion import Conversion, check_resources
     from quantkit.convert.journal import read_journals
 
-    if target.exists():
+    if target.exists():  # made, or refused by ``convert``
         return
+    partial = partial_of(target)
+    done = read_journals(partial / WORK_NAME)
+    names = {shard.name for shard in plan.shards} - done.outputs.keys()
+    half_made = sum(path.stat().st_size for name in names if (path := partial / name).is_file())
     everything = frozenset(source.name for source in plan.checkpoint.shards)
     conversion = Conversion(plan=plan, target=target, num_jobs=num_jobs, repository=resolved.repository)
-    check_resources(conversion, everything, read_journals(partial_of(target) / WORK_NAME))
+    check_resources(conversion, everything, done, reclaimed_bytes=half_made)
 
 
 def tensor_parallel(resolved: ResolvedSource, plan: Plan) -> tuple[TpVerdict, ...]:

@@ -101,9 +101,7 @@ def work(
         journal.close()
 
 
-def check_resources(
-    conversion: Conversion, only: frozenset[str], done: Entries, *, reclaimed_bytes: int = 0
-) -> None:
+def check_resources(conversion: Conversion, only: frozenset[str], done: Entries, *, reclaimed_bytes: int = 0) -> None:
     """Raise ResourceError when what is not done does not fit on the disk.
 
     ``reclaimed_bytes``: of half-made shards, which lie on it and will go.

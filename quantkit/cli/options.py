@@ -150,7 +150,9 @@ def check_limits(
     """The limits of a smoke run. Raises UsageError for layers that are no A-B, and for limits on a shared run."""
     if (limit_shards is not None or layers is not None) and (rank is not None or finalize):
         raise UsageError("a smoke run is made by one process", remedy="leave --rank, --world-size and --finalize out")
-    match = re.fullmatch(r"(\d{1,6})-(\d{1,6})", layers or "0-0")
+    if layers is None:
+        return limit_shards, None
+    match = re.fullmatch(r"([0-9]{1,6})-([0-9]{1,6})", layers)
     if match is None:
         raise UsageError(f"--layers {layers} is no A-B", remedy="give the first and the last layer, as in 0-3")
-    return limit_shards, None if layers is None else (int(match[1]), int(match[2]))
+    return limit_shards, (int(match[1]), int(match[2]))

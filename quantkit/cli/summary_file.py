@@ -20,16 +20,20 @@ def check_summary(path: Optional[Path]) -> Optional[Path]:  # noqa: UP045  (type
         return None
     if path.suffix.lower() not in _SUFFIXES:
         raise UsageError(f"{OPTION} {path} is not the name of a summary", remedy="give a name that ends in .md")
+    place = path
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         if not path.parent.is_dir():
             raise UsageError(f"{OPTION} {path} lies in no directory that is there", remedy=_REMEDY) from None
+        place = path.parent
     except OSError as error:
         raise _unwritable(path, error) from error
     else:
         if not stat.S_ISREG(mode):
             raise UsageError(f"{OPTION} {path} is no regular file", remedy=_REMEDY)
+    if not os.access(place, os.W_OK):
+        raise UsageError(f"{OPTION} {path} may not be written", remedy=_REMEDY)
     return path
 
 

@@ -12,7 +12,7 @@ def model_card(plan: Plan, classes: Sequence[ClassError], provenance: Mapping[st
     """README.md in Markdown."""
     source = f"`{provenance['hub_id']}` at `{provenance['commit']}`" if provenance else "a local checkpoint"
     signs = "of either sign" if plan.recipe.signed_scales and plan.recipe.scales == "search" else "positive"
-    notice = [] if plan.partial is None else [f"**{plan.partial.notice.capitalize()}.**", ""]
+    notice = [] if plan.partial is None else [f"**{plan.partial.notice[:1].upper()}{plan.partial.notice[1:]}.**", ""]
     lines = [
         *notice,
         f"# INT4 of {source}",

@@ -180,6 +180,9 @@ def test_a_rank_and_a_smoke_run_have_a_summary(tiny_checkpoint, tmp_path):
     )
     assert document(result, "convert")["limits"]["num_shards"] == 1
     assert "- partial: 1 of 2 shards" in (tmp_path / "p.md").read_text()
+    planned = document(run("convert", source, "--layers", "1-1", "--dry-run", "--json"), "plan")
+    assert planned["limits"]["layers"] == [1, 1]
+    assert document(run("plan", source, "--json"), "plan")["limits"] is None
 
 
 def test_what_is_there_stays_and_only_regular_files_are_written(tiny_checkpoint, tmp_path):

@@ -250,7 +250,7 @@ def test_what_passes_is_asked_again(trouble, hub, source, tmp_path):
         (answer_status(429), "429", "run the same command again"),
         (answer_status(500), "500", "run the same command again"),
         (hang_up, "disconnected", "run the same command again"),
-        (other_bytes, "which is not what the hub lists", "fetched twice"),
+        (other_bytes, "and the hub lists", "fetched twice"),
     ],
     ids=["401", "403", "404", "429", "500", "hung up", "other bytes"],
 )

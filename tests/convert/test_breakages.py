@@ -83,7 +83,7 @@ def test_fused_tensor_without_experts(tiny_checkpoint, tmp_path):
         "layers.0.experts.gate_up_proj": torch.randn(0, 64, 32),
         "layers.0.experts.down_proj": torch.randn(0, 32, 32),
     }
-    refused(generic(tiny_checkpoint, tensors), tmp_path, "holds no expert")
+    refused(generic(tiny_checkpoint, tensors), tmp_path, "does not hold 1 to 4000 experts")
 
 
 @pytest.mark.parametrize("changes", [{"num_hidden_layers": 1}, {"n_routed_experts": 3}])

@@ -1,6 +1,7 @@
 """JSON documents of the results, one function each; the schemas beside them say the same and are tested."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from quantkit.cli.document import head
@@ -92,6 +93,11 @@ def convert_document(report: ConvertReport) -> dict[str, Any]:
         "encoded_bytes": report.encoded_bytes,
         "encode_cpu_seconds": report.encode_seconds,
     }
+
+
+def card_document(output: Path, card: str) -> dict[str, Any]:
+    """A model card, whole."""
+    return {**head("card"), "output": str(output), "card": card}
 
 
 def verify_document(report: VerifyReport) -> dict[str, Any]:

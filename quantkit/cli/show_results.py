@@ -1,6 +1,7 @@
 """Shows the results of convert and verify as JSON or as tables."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from quantkit.cli import documents, render
 from quantkit.convert.convert import ConvertReport
@@ -38,6 +39,14 @@ def show_conversion(report: ConvertReport, *, as_json: bool) -> None:
         f"{report.output}: {bytes_text(source_bytes)} -> {bytes_text(plan.tensor_bytes)} in {report.seconds:.1f} s "
         f"({rate:.0f} MB/s), verified and published"
     )
+
+
+def show_card(output: Path, card: str, *, as_json: bool) -> None:
+    """The card, as it is."""
+    if as_json:
+        render.show_json(documents.card_document(output, card))
+    else:
+        render.show_line(card.removesuffix("\n"))
 
 
 def show_rank(report: RankReport, *, as_json: bool) -> None:

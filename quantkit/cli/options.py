@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -75,6 +76,11 @@ KeepSourceOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else to stdout.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+PushToOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--push-to", metavar="ORG/NAME", help="Upload the finished output to this repository of the hub."),
+]
+PublicOption = Annotated[bool, typer.Option("--public", help="Let everybody read it [default: private].")]
 OutputOption = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option("--output", "-o", metavar="DIR", help="Directory to create [default: ./NAME-int4]."),
@@ -102,3 +108,15 @@ def check_sharing(*, rank: int | None, world_size: int | None, finalize: bool, r
         raise UsageError(
             "--no-resume would throw away what other ranks have made", remedy="remove the partial directory instead"
         )
+
+
+def check_pushing(*, push_to: str | None, public: bool, rank: int | None) -> None:
+    """Raise UsageError for what is no repository, and for options that do not go with one."""
+    if public and push_to is None:
+        raise UsageError("--public says who may read what --push-to uploads", remedy="give --push-to org/name too")
+    if push_to is None:
+        return
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", push_to) is None:
+        raise UsageError(f"--push-to {push_to!r} is no name on the hub", remedy="write it as org/name")
+    if rank is not None:
+        raise UsageError("a rank makes no whole output to push", remedy="give --push-to together with --finalize")

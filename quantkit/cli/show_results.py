@@ -5,17 +5,31 @@ from pathlib import Path
 
 from quantkit.cli import documents, render
 from quantkit.convert.convert import ConvertReport
+from quantkit.convert.publish import PublishReport
 from quantkit.convert.ranks import RankReport
 from quantkit.integrity.weight_errors import ClassError
 from quantkit.machine import bytes_text
 from quantkit.verify.report import Finding, VerifyReport
 
 
-def show_conversion(report: ConvertReport, *, as_json: bool) -> None:
-    """Sizes, errors by class, time."""
+def show_conversion(report: ConvertReport, published: PublishReport | None, *, is_new: bool, as_json: bool) -> None:
+    """Sizes, errors by class, time, and where it was published; of an output that was there already only the last."""
     if as_json:
-        render.show_json(documents.convert_document(report))
+        render.show_json(documents.convert_document(report, published))
         return
+    if is_new:
+        _show_new(report)
+    else:
+        render.show_line(f"{report.output}: is complete already, and an output of this very command")
+    if published is not None:
+        whose = "public" if published.is_public else "private"
+        render.show_line(
+            f"{published.url}: {published.num_files} files, {bytes_text(published.num_bytes)}, {whose}, at commit "
+            f"{published.commit[:12]} ({published.num_sent} files sent now)"
+        )
+
+
+def _show_new(report: ConvertReport) -> None:
     plan = report.plan
     rows = [
         [

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import typer
 
 from quantkit import __version__
-from quantkit.cli import convert, inspect, memory_plan, plan, recipes, verify
+from quantkit.cli import card, convert, inspect, memory_plan, plan, recipes, verify
 from quantkit.cli.document import head
 from quantkit.cli.summary_file import add_summary, asked_for
 from quantkit.errors import QuantkitError, SourceError, UsageError
@@ -42,7 +42,7 @@ def _root(
     pass
 
 
-for _module in (convert, plan, verify, inspect, memory_plan, recipes):
+for _module in (convert, plan, verify, inspect, card, memory_plan, recipes):
     _module.register(app)
 
 

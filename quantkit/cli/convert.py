@@ -1,5 +1,6 @@
 """`quantkit convert`: the main job."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +40,8 @@ def convert(
     max_memory: opt.MaxMemoryOption = None,
     executor: opt.ExecutorOption = "local",
     ray_address: opt.RayAddressOption = None,
+    push_to: opt.PushToOption = None,
+    public: opt.PublicOption = False,
     jobs: opt.JobsOption = None,
     quiet: opt.QuietOption = False,
     as_json: opt.JsonOption = False,
@@ -49,8 +52,9 @@ def convert(
     """Convert a checkpoint to INT4: plan, write, verify, publish.
 
     The output directory appears whole or not at all. A run that was stopped goes on with the same command. Shards of a
-    hub repository pass through a bounded spool. A smoke run (--limit-shards, --layers) is planned and checked whole,
-    marked as partial, and never published.
+    hub repository pass through a bounded spool. With --push-to the finished output is uploaded; where it is complete
+    already, the same command goes on with the upload. A smoke run (--limit-shards, --layers) is planned and checked
+    whole, marked as partial, and never published.
 
     Example: quantkit convert ./GLM-5.2-FP8 --to int4 -o ./glm-5.2-int4
     """
@@ -62,8 +66,10 @@ def convert(
     from quantkit.cli.show_results import show_conversion, show_rank
     from quantkit.convert.conversion import SPOOL_GIB, Conversion
     from quantkit.convert.convert import convert_checkpoint
+    from quantkit.convert.publish import PushTarget, prepare, publish_output
     from quantkit.convert.ranks import convert_share
     from quantkit.convert.ranks import finalize as finalize_ranks
+    from quantkit.integrity.manifest import MANIFEST_NAME
     from quantkit.plan.limits import Limits
     from quantkit.plan.resources import choose_jobs
 
@@ -85,15 +91,17 @@ def convert(
         limits=Limits(num_shards=first_shards, layers=few_layers) if is_limited else None,
     )
     opt.check_executor(executor, ray_address=ray_address, rank=rank, finalize=finalize)
+    opt.check_pushing(push_to=push_to, public=public, rank=rank, is_limited=is_limited)
     opt.check_sharing(rank=rank, world_size=world_size, finalize=finalize, resume=resume)
     num_jobs = choose_jobs(jobs, None if max_memory is None else int(max_memory * 2**30))
-    if output is not None:
+    if output is not None and not (push_to and (output / MANIFEST_NAME).is_file()):
         check_target(output, Path(source) if source and Path(source).is_dir() else None)  # before anything is fetched
     resolved, made = plan_request(request)
     if dry_run:
         show_plan(made, tensor_parallel(resolved, made), num_jobs=num_jobs, as_json=as_json, summary=summary)
         return
     target = output or Path(f"{resolved.name}-int4")
+    pushed_to = None if push_to is None else PushTarget(hub_id=push_to, is_public=public)
     with render.progress("convert", is_quiet=quiet) as advance:
         conversion = Conversion(
             plan=made,
@@ -110,12 +118,25 @@ def convert(
         if rank is not None:
             share = convert_share(conversion)
         else:
+            there = None if pushed_to is None else prepare(conversion, pushed_to)
             cluster = _ray(ray_address) if executor == "ray" else None
-            report = finalize_ranks(conversion) if finalize else convert_checkpoint(conversion, cluster)
+            report = there or (finalize_ranks(conversion) if finalize else convert_checkpoint(conversion, cluster))
     if rank is not None:
         show_rank(share, as_json=as_json, summary=summary)
-    else:
-        show_conversion(report, as_json=as_json, summary=summary)
+        return
+    published = None
+    if pushed_to is not None:
+        if not quiet:
+            render.show_notes("upload", [f"{target} to {push_to}"])
+        with render.progress("check before the upload", is_quiet=quiet) as advance:
+            published = publish_output(
+                target,
+                pushed_to,
+                num_jobs=num_jobs,
+                shows_bars=not quiet and sys.stderr.isatty(),
+                report_progress=advance,
+            )
+    show_conversion(report, published, is_new=there is None, as_json=as_json, summary=summary)
 
 
 def _ray(address: str | None) -> "Executor":

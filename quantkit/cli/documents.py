@@ -1,10 +1,13 @@
 """JSON documents of the results, one function each; the schemas beside them say the same and are tested."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from quantkit.cli.document import head
 from quantkit.convert.convert import ConvertReport
+from quantkit.convert.publish import PublishReport
 from quantkit.convert.ranks import RankReport
 from quantkit.engines.tensor_parallel import TpVerdict
 from quantkit.integrity.weight_errors import ClassError
@@ -78,8 +81,8 @@ def rank_document(report: RankReport) -> dict[str, Any]:
     }
 
 
-def convert_document(report: ConvertReport) -> dict[str, Any]:
-    """What was written, its errors, and how fast."""
+def convert_document(report: ConvertReport, published: PublishReport | None) -> dict[str, Any]:
+    """What was written, its errors, how fast, and where it was published."""
     return {
         **head("convert"),
         "output": str(report.output),
@@ -93,7 +96,13 @@ def convert_document(report: ConvertReport) -> dict[str, Any]:
         "seconds": report.seconds,
         "encoded_bytes": report.encoded_bytes,
         "encode_cpu_seconds": report.encode_seconds,
+        "published": None if published is None else asdict(published),
     }
+
+
+def card_document(output: Path, card: str) -> dict[str, Any]:
+    """A model card, whole."""
+    return {**head("card"), "output": str(output), "card": card}
 
 
 def verify_document(report: VerifyReport) -> dict[str, Any]:

@@ -88,6 +88,11 @@ KeepSourceOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else to stdout.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+PushToOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--push-to", metavar="ORG/NAME", help="Upload the finished output to this repository of the hub."),
+]
+PublicOption = Annotated[bool, typer.Option("--public", help="Let everybody read it [default: private].")]
 OutputOption = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option("--output", "-o", metavar="DIR", help="Directory to create [default: ./NAME-int4]."),
@@ -156,3 +161,17 @@ def check_limits(
     if match is None:
         raise UsageError(f"--layers {layers} is no A-B", remedy="give the first and the last layer, as in 0-3")
     return limit_shards, (int(match[1]), int(match[2]))
+
+
+def check_pushing(*, push_to: str | None, public: bool, rank: int | None, is_limited: bool) -> None:
+    """Raise UsageError for what is no repository, and for options that do not go with one."""
+    if public and push_to is None:
+        raise UsageError("--public says who may read what --push-to uploads", remedy="give --push-to org/name too")
+    if push_to is None:
+        return
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", push_to) is None:
+        raise UsageError(f"--push-to {push_to!r} is no name on the hub", remedy="write it as org/name")
+    if is_limited:
+        raise UsageError("a smoke run is never published", remedy="leave --push-to out, or the limits")
+    if rank is not None:
+        raise UsageError("a rank makes no whole output to push", remedy="give --push-to together with --finalize")

@@ -6,19 +6,40 @@ from pathlib import Path
 from quantkit.cli import documents, render
 from quantkit.cli.summary_file import add_summary
 from quantkit.convert.convert import ConvertReport
+from quantkit.convert.publish import PublishReport
 from quantkit.convert.ranks import RankReport
 from quantkit.integrity.weight_errors import ClassError
 from quantkit.machine import bytes_text
 from quantkit.verify.report import Finding, VerifyReport
 
 
-def show_conversion(report: ConvertReport, *, as_json: bool, summary: Path | None = None) -> None:
-    """Sizes, errors by class, time."""
-    document = documents.convert_document(report)
+def show_conversion(
+    report: ConvertReport,
+    published: PublishReport | None,
+    *,
+    is_new: bool,
+    as_json: bool,
+    summary: Path | None = None,
+) -> None:
+    """Sizes, errors by class, time, and where it was published; of an output that was there already only the last."""
+    document = documents.convert_document(report, published)
     add_summary(summary, document)
     if as_json:
         render.show_json(document)
         return
+    if is_new:
+        _show_new(report)
+    else:
+        render.show_line(f"{report.output}: is complete already, and an output of this very command")
+    if published is not None:
+        whose = "public" if published.is_public else "private"
+        render.show_line(
+            f"{published.url}: {published.num_files} files, {bytes_text(published.num_bytes)}, {whose}, at commit "
+            f"{published.commit[:12]} ({published.num_sent} files sent now)"
+        )
+
+
+def _show_new(report: ConvertReport) -> None:
     plan = report.plan
     rows = [
         [
@@ -42,6 +63,14 @@ def show_conversion(report: ConvertReport, *, as_json: bool, summary: Path | Non
         f"{report.output}: {bytes_text(source_bytes)} -> {bytes_text(plan.tensor_bytes)} in {report.seconds:.1f} s "
         f"({rate:.0f} MB/s), verified and published"
     )
+
+
+def show_card(output: Path, card: str, *, as_json: bool) -> None:
+    """The card, as it is."""
+    if as_json:
+        render.show_json(documents.card_document(output, card))
+    else:
+        render.show_line(card.removesuffix("\n"))
 
 
 def show_rank(report: RankReport, *, as_json: bool, summary: Path | None = None) -> None:

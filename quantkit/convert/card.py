@@ -1,52 +1,259 @@
-"""The model card of an output: what was done, from what, and how close it is. Nothing varies from run to run."""
+"""The model card of an output: what was done, from what, how close it is, and what serves it.
 
-from collections.abc import Mapping, Sequence
+Made from conversion.json and config.json alone, so that a finished output tells it again word for word. The manifest
+is data of a file that others may have changed: what it lacks or garbles is a KeyError, TypeError or ValueError here.
+"""
 
-from quantkit import __version__
-from quantkit.integrity.weight_errors import ClassError
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from quantkit.checkpoint.json_files import read_json
+from quantkit.checkpoint.source import CONFIG_NAME
+from quantkit.engines.parallel import ENGINES, EngineName
+from quantkit.engines.tensor_parallel import legal_tp
+from quantkit.errors import QuantkitError, VerificationError
+from quantkit.families import FAMILIES
+from quantkit.integrity.manifest import MANIFEST_NAME, read_manifest
 from quantkit.machine import bytes_text
-from quantkit.plan.plan import Plan
+from quantkit.memory.budget import GIB
+from quantkit.plan.limits import Partial
+from quantkit.plan.plan import SOURCE_WORDS, Action
+
+_PLAIN_YAML = re.compile(r"[A-Za-z][A-Za-z0-9._/-]*")
+_NO_STRINGS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}  # plain, these are something else in YAML
+_LAUNCH: dict[EngineName, tuple[str, str]] = {  # the command, and its option for tensor parallelism
+    "sglang": ("python -m sglang.launch_server --model-path MODEL", "--tp-size"),
+    "vllm": ("vllm serve MODEL", "--tensor-parallel-size"),
+}
+_OPTIONS = re.compile(r"--[a-z][a-z-]*(?: [\w.]+)?(?: --[a-z][a-z-]*(?: [\w.]+)?)*")  # that an advice begins with
+_MOST_TP = 8
+_KEPT = {  # action and source codec, in words
+    ("to bf16", "fp8_block"): "FP8 in the source, decoded to BF16",
+    ("to bf16", "float_values"): "FP16 in the source, rounded to BF16",
+    ("copy", "float_values"): "copied bit for bit, in the source's own BF16, FP16 or FP32",
+    ("copy", "native_int4"): "INT4 in the source, copied bit for bit",
+    ("copy", "opaque"): "copied bit for bit",
+}
 
 
-def model_card(plan: Plan, classes: Sequence[ClassError], provenance: Mapping[str, str]) -> str:
-    """README.md in Markdown."""
-    source = f"`{provenance['hub_id']}` at `{provenance['commit']}`" if provenance else "a local checkpoint"
-    signs = "of either sign" if plan.recipe.signed_scales and plan.recipe.scales == "search" else "positive"
-    notice = [] if plan.partial is None else [f"**{plan.partial.notice[:1].upper()}{plan.partial.notice[1:]}.**", ""]
-    lines = [
-        *notice,
-        f"# INT4 of {source}",
-        "",
-        f"Made by quantkit {__version__} with recipe `{plan.recipe.name}`: INT4 (compressed-tensors "
-        f"`pack-quantized`), groups of {plan.recipe.group_size}, scales by {plan.recipe.scales}, {signs}, stored as "
-        "BF16. `conversion.json` holds the resolved recipe and the sha256 of every file.",
-        "",
-        "| part | source | done | weights | source size | output size |",
-        "|---|---|---|---:|---:|---:|",
-        *(
-            f"| {part.role} | {part.source} | {part.action} | {part.num_weights:,} "
-            f"| {bytes_text(part.source_bytes)} | {bytes_text(part.output_bytes)} |"
-            for part in plan.parts
-        ),
-    ]
-    if classes:
-        lines += [
-            "",
-            "Relative error of the INT4 weights against the decoded source:",
-            "",
-            "| part | weights | relative error | worst weight |",
-            "|---|---:|---:|---:|",
-            *(f"| {one.role} | {one.num_weights} | {one.relative:.4f} | {one.worst:.4f} |" for one in classes),
-        ]
-    for engine, advice in plan.recipe.engines.items():
-        lines += ["", f"## {engine}", "", *(f"- {line}" for line in advice)]
-    if not plan.recipe.engines:
-        lines += ["", "This recipe has no serving notes; those of `quantkit recipes` do (`--recipe NAME`)."]
-    if plan.warnings:
-        lines += ["", "## Warnings", "", *(f"- {warning}" for warning in plan.warnings)]
-    lines += [
-        "",
-        "FP8 KV scales are not part of this checkpoint. Quality was not evaluated by this conversion.",
-        "",
-    ]
-    return "\n".join(lines)
+def read_card(output: Path) -> str:
+    """The card of a finished output. Raises VerificationError where what it is made from is missing or damaged."""
+    manifest = read_manifest(output).document
+    try:
+        config = read_json(output / CONFIG_NAME, what="convert again")
+        return model_card(manifest, config)
+    except VerificationError:
+        raise
+    except QuantkitError as error:
+        raise VerificationError(error.message, file=output / CONFIG_NAME, remedy="convert again") from error
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise VerificationError(
+            f"lacks or garbles what the card is made from ({error})",
+            file=output / MANIFEST_NAME,
+            remedy="convert again, with this version",
+        ) from error
+
+
+def model_card(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """README.md in Markdown. ``manifest`` without its files will do."""
+    sections = (
+        front_matter(manifest),
+        _notice(manifest),
+        _title(manifest),
+        _scheme(manifest),
+        _parts(manifest),
+        _kept(manifest),
+        _errors(manifest),
+        _memory(manifest["memory_plan"]),
+        _serving(manifest, config),
+        _limits(manifest),
+    )
+    text = "\n\n".join("\n".join(section) for section in map(list, sections) if section)
+    return "".join(one if one.isprintable() or one == "\n" else f"\\u{ord(one):04x}" for one in text) + "\n"
+
+
+def front_matter(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """YAML that the hub reads; the license is what the source's own card states, and nothing where it states none."""
+    source = manifest["source"]
+    yield "---"
+    if "hub_id" in source:
+        yield f"base_model: {_scalar(source['hub_id'])}"
+        if has_int4(manifest):
+            yield "base_model_relation: quantized"
+    yield "library_name: transformers"
+    for key, value in source["license"].items():
+        if isinstance(value, str):
+            yield f"{key}: {_scalar(value)}"
+        else:
+            yield f"{key}:"
+            yield from (f"- {_scalar(one)}" for one in value)
+    yield "tags:"
+    if has_int4(manifest):
+        yield from ("- compressed-tensors", "- int4")
+    yield "- quantkit"
+    yield "---"
+
+
+def has_int4(manifest: Mapping[str, Any]) -> bool:
+    """Whether anything in the output is INT4, made here or native."""
+    return any(part["action"] == Action.INT4 or part["source"] == "native_int4" for part in manifest["parts"])
+
+
+def _scalar(text: str) -> str:
+    """A YAML string on one line: quoted unless it cannot be taken for anything else."""
+    is_plain = _PLAIN_YAML.fullmatch(text) is not None and text.lower() not in _NO_STRINGS
+    return text if is_plain else json.dumps(text, ensure_ascii=False)
+
+
+def _notice(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Of a smoke run, before anything else."""
+    if manifest.get("partial") is not None:
+        notice = Partial.of(manifest["partial"]).notice
+        yield f"**{notice[:1].upper()}{notice[1:]}.**"
+
+
+def _title(manifest: Mapping[str, Any]) -> Iterator[str]:
+    source, tool = manifest["source"], manifest["tool"]
+    origin = f"`{source['hub_id']}`" if "hub_id" in source else "a local checkpoint"
+    yield f"# {'INT4' if has_int4(manifest) else 'Copy'} of {origin}"
+    yield ""
+    if "hub_id" in source:
+        link = f"https://huggingface.co/{source['hub_id']}/tree/{source['commit']}"
+        yield f"Source: [{source['hub_id']}]({link}) at commit `{source['commit']}`."
+    else:
+        yield "Source: a directory, of which nobody said where it came from."
+    yield (
+        f"Made by quantkit {tool['version']} with recipe `{manifest['recipe']['name']}`. `{MANIFEST_NAME}` holds the "
+        "resolved recipe, every figure below and the sha256 of every file, of the source too."
+    )
+
+
+def _scheme(manifest: Mapping[str, Any]) -> Iterator[str]:
+    recipe = manifest["recipe"]
+    actions = {part["action"] for part in manifest["parts"]}
+    yield "## Scheme"
+    yield ""
+    if Action.INT4 in actions:
+        signs = "of either sign" if recipe["signed_scales"] and recipe["scales"] == "search" else "positive"
+        yield (
+            f"Symmetric INT4 (compressed-tensors `pack-quantized`) in groups of {recipe['group_size']} columns, scales "
+            f"by {recipe['scales']}, {signs}, stored as BF16. Activations are not quantized."
+        )
+    elif has_int4(manifest):
+        yield (
+            f"INT4 as the source has it (compressed-tensors `pack-quantized`, groups of {recipe['group_size']}): codes "
+            "and scales are copied bit for bit."
+        )
+    else:
+        yield "Nothing is quantized."
+
+
+def _parts(manifest: Mapping[str, Any]) -> Iterator[str]:
+    parts = manifest["parts"]
+    yield "| part | source | done | weights | source size | output size |"
+    yield "|---|---|---|---:|---:|---:|"
+    for part in parts:
+        sizes = f"{bytes_text(part['source_bytes'])} | {bytes_text(part['output_bytes'])}"
+        source = SOURCE_WORDS[part["source"]]
+        yield f"| {part['role']} | {source} | {part['action']} | {part['num_weights']:,} | {sizes} |"
+    count, source_bytes, output_bytes = (
+        sum(part[key] for part in parts) for key in ("num_weights", "source_bytes", "output_bytes")
+    )
+    yield f"| all | | | {count:,} | {bytes_text(source_bytes)} | {bytes_text(output_bytes)} |"
+
+
+def _kept(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """What stays at 16 bits or as it was, by what happened to it."""
+    groups: dict[str, list[str]] = {}
+    for part in manifest["parts"]:
+        if part["action"] != Action.INT4:
+            groups.setdefault(_KEPT[part["action"], part["source"]], []).append(part["role"])
+    if groups:
+        yield "What is not quantized here:"
+        yield ""
+    for words, roles in groups.items():
+        yield f"- {words}: {', '.join(sorted(roles))}"
+
+
+def _errors(manifest: Mapping[str, Any]) -> Iterator[str]:
+    if manifest["errors"]:
+        yield "## Error"
+        yield ""
+        yield "Relative error of the INT4 weights against the decoded source, root of the sum of squares:"
+        yield ""
+        yield "| part | weights | relative error | median weight | worst weight |"
+        yield "|---|---:|---:|---:|---:|"
+    for role, error in manifest["errors"].items():
+        figures = [error[f"{key}relative_error"] for key in ("", "median_", "worst_")]
+        yield f"| {role} | {error['num_weights']:,} | " + " | ".join(f"{one:.4f}" for one in figures) + " |"
+
+
+def _memory(plan: Mapping[str, Any]) -> Iterator[str]:
+    yield f"## Memory at TP{plan['tp']}"
+    yield ""
+    if "reason" in plan:
+        yield f"There is no memory plan at TP{plan['tp']}: {plan['reason']}."
+        return
+    yield (
+        f"On {plan['tp']} x {plan['gpu']} under {plan['engine']} {plan['engine_version']}, with a context length of "
+        f"{plan['context']:,} tokens and without the MTP layer, weights take "
+        f"{plan['weights_bytes_per_gpu'] / GIB:.2f} GiB of each GPU. This is the arithmetic of `quantkit memory-plan`: "
+        "no server was started for it."
+    )
+    yield ""
+    yield "| KV cache | bytes a token, each GPU | tokens | at worst to at best | verdict |"
+    yield "|---|---:|---:|---:|---|"
+    for row in plan["kv_cache"]:
+        low, mid, high = row["tokens"]
+        cells = (row["dtype"].upper(), f"{row['bytes_per_token']:,}", f"{mid:,}", f"{low:,} to {high:,}")
+        yield f"| {' | '.join(cells)} | {row['verdict']} |"
+
+
+def _serving(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+    """A launch line for each engine, as the recipe advises or plain, and what else the recipe says of it."""
+    yield "## Serving"
+    yield ""
+    yield "MODEL is the id of this repository, or the directory that holds it. These lines were not run here."
+    advised = manifest["recipe"]["engines"]
+    for engine in ENGINES if not advised else [engine for engine in ENGINES if engine in advised]:
+        command, option = _LAUNCH[engine]
+        advice = list(advised.get(engine, ()))
+        match = _OPTIONS.match(advice[0]) if advice and option in advice[0] else None
+        if match is not None:
+            options = match[0]
+            notes = advice[1:] if match[0] == advice[0] else advice
+        else:
+            tp = _tp_size(manifest, config, engine)
+            options, notes = f"{option} {tp}", advice
+        yield ""
+        if options.endswith(" 0"):
+            yield f"{engine}: no tensor parallel size up to {_MOST_TP} divides this checkpoint."
+        else:
+            yield from ("```sh", f"{command} {options}", "```")
+        if notes:
+            yield ""
+        yield from (f"- {note}" for note in notes)
+
+
+def _tp_size(manifest: Mapping[str, Any], config: Mapping[str, Any], engine: EngineName) -> int:
+    """The largest up to 8 that the engine takes, 8 where that is not known, 0 where there is none."""
+    family, group_size = FAMILIES[manifest["family"]], manifest["recipe"]["group_size"]
+    verdicts = legal_tp(family=family, config=config, group_size=group_size)
+    sizes = [one.tp for one in verdicts if one.engine == engine and one.status != "refused" and one.tp <= _MOST_TP]
+    return max(sizes, default=0)
+
+
+def _limits(manifest: Mapping[str, Any]) -> Iterator[str]:
+    recipe = manifest["recipe"]
+    yield "## Limits"
+    yield ""
+    yield "- FP8 KV scales are not part of this checkpoint."
+    yield "- Quality was not evaluated by this conversion, and no engine was started by it."
+    if recipe["signed_scales"] and manifest["errors"] and recipe["scales"] == "search":
+        yield "- Scales may be negative: what reads them as unsigned (Marlin with INT8 activations) computes nonsense."
+    if manifest["is_incomplete"]:
+        yield "- **Incomplete**: weights that config.json promises are missing, as they were in the source."
+    yield from (f"- {warning}" for warning in manifest["warnings"])

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantkit import __version__
 from quantkit.checkpoint.disk import named_errors, write_file
 from quantkit.checkpoint.output import OutputDirectory, check_target
 from quantkit.checkpoint.reader import copy_file, hash_file
@@ -14,11 +13,11 @@ from quantkit.checkpoint.source import CONFIG_NAME, INDEX_NAME
 from quantkit.convert.card import model_card
 from quantkit.convert.conversion import Conversion, Executor, told_what_is_kept, work
 from quantkit.convert.local import Execution
+from quantkit.convert.manifest import manifest_document
 from quantkit.errors import VerificationError
-from quantkit.integrity.manifest import MANIFEST_FORMAT, MANIFEST_NAME, FileRecord, write_json
+from quantkit.integrity.manifest import MANIFEST_NAME, FileRecord, write_json
 from quantkit.integrity.weight_errors import ClassError, class_errors
 from quantkit.plan.plan import Plan
-from quantkit.recipe import recipe_document
 from quantkit.verify.report import Finding
 from quantkit.verify.structure import check_structure
 from quantkit.verify.thresholds import check_errors
@@ -108,69 +107,14 @@ def write_documents(
         with named_errors(directory / name):
             write_json(directory / name, document)
         records[name] = _record(directory / name)
+    manifest = manifest_document(plan, execution, classes, provenance, directory)
     with named_errors(directory / README_NAME):
-        write_file(directory / README_NAME, model_card(plan, classes, provenance).encode())
+        write_file(directory / README_NAME, model_card(manifest, plan.config).encode())
     records[README_NAME] = _record(directory / README_NAME)
+    manifest["output"]["files"] = {name: record.document() for name, record in sorted(records.items())}
     with named_errors(directory / MANIFEST_NAME):
-        write_json(directory / MANIFEST_NAME, manifest_document(plan, execution, classes, records, provenance))
+        write_json(directory / MANIFEST_NAME, manifest)
 
 
 def _record(path: Path) -> FileRecord:
     return FileRecord(file_bytes=path.stat().st_size, sha256=hash_file(path))
-
-
-def manifest_document(
-    plan: Plan,
-    execution: Execution,
-    classes: tuple[ClassError, ...],
-    records: Mapping[str, FileRecord],
-    provenance: Mapping[str, str],
-) -> dict[str, Any]:
-    """conversion.json: the same for the same source, recipe and version, wherever and however it ran."""
-    errors = {error.role: error for error in classes}
-    return {
-        "format": MANIFEST_FORMAT,
-        "tool": {"name": "quantkit", "version": __version__},
-        "recipe": recipe_document(plan.recipe),
-        "family": plan.family,
-        "is_incomplete": plan.is_incomplete,
-        **({} if plan.partial is None else {"partial": plan.partial.document()}),
-        "source": {
-            **provenance,
-            "config_sha256": hash_file(plan.checkpoint.directory / CONFIG_NAME),
-            "shards": {name: record.document() for name, record in sorted(execution.source_records.items())},
-        },
-        "output": {
-            "num_tensors": plan.num_tensors,
-            "tensor_bytes": plan.tensor_bytes,
-            "files": {name: record.document() for name, record in sorted(records.items())},
-        },
-        "parts": [
-            {
-                "role": part.role,
-                "action": part.action,
-                "source": part.codec,
-                "num_weights": part.num_weights,
-                "num_elements": part.num_elements,
-                "source_bytes": part.source_bytes,
-                "output_bytes": part.output_bytes,
-            }
-            for part in plan.parts
-        ],
-        "errors": {
-            role: {
-                "num_weights": error.num_weights,
-                "relative_error": error.relative,
-                "median_relative_error": error.median,
-                "worst_relative_error": error.worst,
-                "worst_weight": error.worst_name,
-            }
-            for role, error in errors.items()
-        },
-        "rules": [
-            {"rule": count.rule, "action": count.action, "num_weights": count.num_weights} for count in plan.rules
-        ],
-        "dropped_tensors": dict(sorted(plan.dropped.items())),
-        "skipped_files": dict(plan.checkpoint.sidecars.skipped),
-        "warnings": list(plan.warnings),
-    }

@@ -1,5 +1,6 @@
 """What a smoke run is limited to, and what its output says of itself."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,22 @@ class Partial:
             "num_weights": self.num_weights,
             "of_num_weights": self.whole_weights,
         }
+
+    @staticmethod
+    def of(document: Mapping[str, Any]) -> "Partial":
+        """What ``document`` said. Raises KeyError or ValueError for what is none."""
+        limits = Limits.of(document)
+        assert limits is not None
+        counts = {
+            name: int(document[key])
+            for name, key in (
+                ("num_shards", "num_shards"),
+                ("whole_shards", "of_num_shards"),
+                ("num_weights", "num_weights"),
+                ("whole_weights", "of_num_weights"),
+            )
+        }
+        return Partial(limits=limits, **counts)
 
     @property
     def notice(self) -> str:

@@ -58,6 +58,8 @@ def test_the_whole_way(tiny_checkpoint, tmp_path):
     assert len(verified["weights"]) == sum(one["num_weights"] for one in verified["errors"])
     inspected = document(run("inspect", output, "--json"), "inspect")
     assert inspected["num_bytes"] == plan["output"]["tensor_bytes"]
+    card = document(run("card", output, "--json"), "card")["card"]
+    assert card == run("card", output).stdout == (output / "README.md").read_text()
     before = document(run("inspect", source, "--json"), "inspect")
     assert inspected["num_parameters"] == before["num_parameters"]
 
@@ -114,6 +116,11 @@ def test_plain_text_names_what_matters(tiny_checkpoint, tmp_path):
         (["inspect", "./nowhere"], 3),
         (["plan", "--config", "./nowhere.json"], 3),
         (["verify", "SOURCE"], 4),
+        (["card", "SOURCE"], 4),
+        (["card", "./nowhere"], 4),
+        (["convert", "SOURCE", "--public"], 2),
+        (["convert", "SOURCE", "--push-to", "name"], 2),
+        (["convert", "SOURCE", "--push-to", "org/name"], 3),
         (["convert", "no-such-org/no-such-model"], 3),
         (["convert", "glm-5.2"], 3),
     ],
@@ -245,7 +252,7 @@ def test_help_and_recipes_import_nothing_heavy(arguments):
 
 
 def test_every_command_has_help_with_an_example():
-    commands = ["convert", "plan", "verify", "inspect", "memory-plan", "recipes"]
+    commands = ["convert", "plan", "verify", "inspect", "card", "memory-plan", "recipes"]
     assert all(command in run("--help").stdout for command in commands)
     for command in commands:
         assert "Example: quantkit " + command in run(command, "--help").stdout
@@ -256,7 +263,7 @@ def test_options_are_frozen():
     import re
 
     found = {}
-    for command in ("convert", "plan", "verify", "inspect", "memory-plan", "recipes"):
+    for command in ("convert", "plan", "verify", "inspect", "card", "memory-plan", "recipes"):
         text = run(command, "--help", env={"COLUMNS": "200"}).stdout
         found[command] = sorted(
             set(re.findall(r"(?<=[ /])--?[a-z][a-z-]*", text.split("Options:")[1])) - {"--help", "-h"}

@@ -78,7 +78,9 @@ def test_a_partial_output_says_so_and_a_whole_one_does_not(tiny_checkpoint, tmp_
         "num_weights": len(list(report.plan.jobs)),
         "of_num_weights": sum(part["num_weights"] for part in parts),
     }
-    first_line = (tmp_path / "part" / "README.md").read_text().splitlines()[0]
+    _, front_matter, text = (tmp_path / "part" / "README.md").read_text().split("---\n", maxsplit=2)
+    assert "base_model" not in front_matter
+    first_line = text.strip().splitlines()[0]
     assert first_line.startswith("**Partial: layers 1-1 and what lies in no layer, 1 of 2 shards with ")
     assert document["warnings"][0] == report.plan.partial.notice
     assert "partial" not in json.loads((tmp_path / "whole" / "conversion.json").read_text())

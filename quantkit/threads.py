@@ -12,6 +12,8 @@ from threading import Event
 
 ReportProgress = Callable[[int, int], None]  # called with the source bytes just finished, and those in all
 Step = Callable[[], Callable[[], None]]  # runs in a worker; what it returns runs in the calling thread
+FETCHERS = "quantkit-fetch"  # how the names of threads begin that may wait for a network when all else has ended
+_LAST_SECONDS = 2.0  # for those, to see that all ends
 _IN_FLIGHT_PER_JOB = 2
 
 
@@ -53,7 +55,8 @@ def run_steps(
 ) -> None:
     """Run every step, and whatever bookkeeping adds to ``follow_ups``.
 
-    The first error cancels what has not begun, waits for what works or flushes but not for the network, and is raised.
+    The first error cancels what has not begun, waits for what works or flushes, for the network only shortly, and is
+    raised.
     """
     more = FollowUps() if follow_ups is None else follow_ups
     more.feeds.append(iter(steps))
@@ -61,7 +64,7 @@ def run_steps(
     others: set[Future[Callable[[], None]]] = set()
     workers = ThreadPoolExecutor(num_jobs, thread_name_prefix="quantkit")
     flusher = ThreadPoolExecutor(1, thread_name_prefix="quantkit-flush")
-    fetchers = ThreadPoolExecutor(num_fetchers, thread_name_prefix="quantkit-fetch")
+    fetchers = ThreadPoolExecutor(num_fetchers, thread_name_prefix=FETCHERS)
     try:
         while True:
             while len(working) < num_jobs * _IN_FLIGHT_PER_JOB and (step := more.next_work()) is not None:
@@ -79,6 +82,8 @@ def run_steps(
                 future.result()()
     except BaseException:
         more.stop.set()
+        fetchers.shutdown(wait=False, cancel_futures=True)
+        wait(others, timeout=_LAST_SECONDS)
         raise
     finally:
         workers.shutdown(wait=True, cancel_futures=True)

@@ -119,5 +119,4 @@ def costs(plan: Plan, machines: Machines, clock: Clock) -> list[tuple[str, Any]]
         (f"{local}.Path.stat", lambda path: SimpleNamespace(st_size=source_bytes[path.name])),
         (f"{local}.flush", lambda path: None),
         (f"{local}.free_bytes", lambda path: 1 << 60),
-        (f"{local}.RowCollector", lambda: SimpleNamespace(add=lambda *_: None, restore=lambda _: None, errors=[])),
     ]

@@ -68,6 +68,14 @@ def write_file(path: Path, content: Buffer) -> None:
         os.close(descriptor)
 
 
+def flush_tree(path: Path) -> None:
+    """A file, or a directory with all that lies in it; nothing behind links."""
+    if path.is_dir() and not path.is_symlink():
+        for inner in path.iterdir():
+            flush_tree(inner)
+    flush(path)
+
+
 def flush(path: Path) -> None:
     """Make a file's content, or the names in a directory, durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -36,7 +36,7 @@ class FileRange:
     file_bytes: int
 
 
-def read_range(url: str, begin: int, end: int, listed_bytes: int | None) -> FileRange:
+def read_range(url: str, begin: int, end: int, listed_bytes: int | None, stop: Event | None = None) -> FileRange:
     """Bytes ``[begin, end)``; a server that sends the whole file is cut off behind them.
 
     ``listed_bytes``: the length of the file, where it is known. ValueError for an answer that cannot be meant.
@@ -45,7 +45,7 @@ def read_range(url: str, begin: int, end: int, listed_bytes: int | None) -> File
         end = min(end, listed_bytes)
         if begin >= end:
             return FileRange(content=b"", file_bytes=listed_bytes)
-    return patiently(lambda: _read_once(url, begin, end, listed_bytes))
+    return patiently(lambda: _read_once(url, begin, end, listed_bytes, stop), stop=stop)
 
 
 def patiently(ask: Callable[[], _T], *, stop: Event | None = None) -> _T:
@@ -98,7 +98,7 @@ def _pause_asked_for(headers: Mapping[str, str]) -> int:
     return max(int(after) if after.isdecimal() else 0, int(limit["seconds"]) if limit else 0)
 
 
-def _read_once(url: str, begin: int, end: int, listed_bytes: int | None) -> FileRange:
+def _read_once(url: str, begin: int, end: int, listed_bytes: int | None, stop: Event | None) -> FileRange:
     headers = {**build_hf_headers(), "Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
     timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
     # httpx drops the Authorization header when a redirect leaves the host or the port
@@ -110,7 +110,7 @@ def _read_once(url: str, begin: int, end: int, listed_bytes: int | None) -> File
             raise ValueError("it does not say how long the file is")
         if served_bytes not in {None, file_bytes}:
             raise ValueError(f"{listed_bytes} bytes are listed, the file served has {served_bytes}")
-        content = _first_bytes(response, min(end, file_bytes) - first)
+        content = _first_bytes(response, min(end, file_bytes) - first, stop)
     return FileRange(content=content[begin - first :], file_bytes=file_bytes)
 
 
@@ -132,10 +132,12 @@ def _place(response: httpx.Response, begin: int) -> tuple[int, int | None]:
     return begin, None if match["file_bytes"] == "*" else int(match["file_bytes"])
 
 
-def _first_bytes(response: httpx.Response, count: int) -> bytes:
+def _first_bytes(response: httpx.Response, count: int, stop: Event | None) -> bytes:
     content, started = bytearray(), time.monotonic()
     for chunk in response.iter_raw():
         content += chunk
+        if stop is not None and stop.is_set():
+            raise StoppedError
         if time.monotonic() - started > _SLOWEST_START + len(content) / _SLOWEST_RATE:
             raise httpx.ReadTimeout(f"only {len(content)} of {count} bytes came in {_SLOWEST_START} s")
         if len(content) > count:  # not at equality: a body read to its end leaves the connection for the next request

@@ -131,8 +131,6 @@ def fetch_file(repository: Repository, name: str, directory: Path, stop: Event) 
 
     from quantkit.checkpoint.http_range import patiently, stopping_bar
 
-    # the client's own warnings quote addresses, and those may be signed
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     with _errors_said(f"{repository}: {name}", _FETCH_AGAIN):
         bar = stopping_bar(stop)
         return Path(
@@ -153,7 +151,7 @@ def forget_file(directory: Path, name: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def read_range(repository: Repository, name: str, begin: int, end: int) -> "FileRange":
+def read_range(repository: Repository, name: str, begin: int, end: int, stop: Event | None = None) -> "FileRange":
     """Bytes ``[begin, end)`` of a file, as far as it goes. Nothing is kept in the cache."""
     from huggingface_hub import hf_hub_url
 
@@ -162,7 +160,7 @@ def read_range(repository: Repository, name: str, begin: int, end: int) -> "File
     listed_bytes = repository.files[name].num_bytes
     with _errors_said(f"{repository}: {name}", _ASK_AGAIN):
         url = hf_hub_url(repository.hub_id, name, revision=repository.commit)
-        return http_range.read_range(url, begin, end, listed_bytes)
+        return http_range.read_range(url, begin, end, listed_bytes, stop)
 
 
 def _is_name(value: object) -> bool:
@@ -186,6 +184,9 @@ def _errors_said(what: str, remedy: str) -> Iterator[None]:
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
+
+    # the client's own warnings quote addresses, and those may be signed
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
     def failed(problem: str, remedy: str) -> SourceError:
         return SourceError(f"{what}: {problem}", remedy=remedy)

@@ -10,15 +10,17 @@ import fcntl
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from quantkit.checkpoint.disk import flush, named_errors, write_file
-from quantkit.errors import ResourceError, UsageError
+from quantkit.checkpoint.disk import flush, flush_tree, named_errors, write_file
+from quantkit.errors import QuantkitError, ResourceError, UsageError
 
 WORK_NAME = ".quantkit"
+_RUN_NAME, _MANIFEST_NAME = "run.json", "conversion.json"  # by which a run and a whole output are known
 _DONE_NAME = ".quantkit.done"  # the same, of an output that is published: there is nothing in it to go on from
 _PARTIAL = ".partial"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
@@ -35,12 +37,16 @@ def check_target(target: Path, source: Path | None) -> None:
 
 
 def _check_target(target: Path, source: Path | None) -> None:
-    if target.is_symlink() or (target.exists() and not _is_cut(target)):
-        shutil.rmtree(target / _DONE_NAME, ignore_errors=True)
+    if target.exists() or target.is_symlink():
+        _finish_publishing(target)
         raise UsageError("exists already", file=target, remedy="choose another directory with -o, or remove it")
     resolved = target.resolve()
-    if source is not None and (resolved == source.resolve() or source.resolve() in resolved.parents):
-        raise UsageError("lies inside the source", file=target, remedy="choose a directory outside the source")
+    if source is not None:
+        places = (resolved, partial_of(resolved))
+        if any(_overlap(source.resolve(), place) for place in places):
+            raise UsageError(
+                "or its partial directory overlaps the source", file=target, remedy="choose a directory apart from it"
+            )
     parent = resolved.parent
     while not parent.exists():
         parent = parent.parent
@@ -50,15 +56,58 @@ def _check_target(target: Path, source: Path | None) -> None:
         raise UsageError("has too long a name", file=target, remedy="choose a shorter one with -o")
 
 
-def _is_cut(target: Path) -> bool:
-    """Whether a run was killed behind its rename: the output is whole, and still carries what is no output."""
-    work = target / WORK_NAME
-    return work.is_dir() and not work.is_symlink() and not partial_of(target).exists()
+def _overlap(source: Path, place: Path) -> bool:
+    return source == place or source in place.parents or place in source.parents
+
+
+def _finish_publishing(target: Path) -> None:
+    """Of a run that was killed behind its rename: the output is whole, and still carries what is no output."""
+    marks = [target / name for name in (WORK_NAME, _DONE_NAME)]
+    if target.is_symlink() or not any(mark.is_dir() and not mark.is_symlink() for mark in marks):
+        return
+    if not (target / _MANIFEST_NAME).is_file() or not any((mark / _RUN_NAME).is_file() for mark in marks):
+        return  # whosever it is
+    with suppress(OSError, QuantkitError):
+        lock = _locked(target, exclusive=True)  # nobody is just about to do it
+        for mark in marks:
+            shutil.rmtree(mark, ignore_errors=True)
+        os.close(lock)
 
 
 def partial_of(target: Path) -> Path:
     """Where the work for a target is done."""
     return target.with_name(target.name + _PARTIAL)
+
+
+def _locked(path: Path, *, exclusive: bool, flags: int = os.O_RDONLY | os.O_DIRECTORY) -> int:
+    """A locked descriptor. UsageError where another process has it, ResourceError where there are no locks."""
+    lock = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(lock, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if isinstance(error, BlockingIOError):
+            raise UsageError(
+                "is being written by another run", file=path, remedy="wait for it, or choose another -o"
+            ) from error
+        if error.errno in _NO_LOCKS:
+            raise ResourceError(
+                f"cannot be locked ({error.strerror})",
+                file=path,
+                remedy="mount the file system with locks (flock), or choose another with -o",
+            ) from error
+        raise
+    return lock
+
+
+def _remove_work(work: Path) -> None:
+    """The run's document last: what lies beside it is believed only with it."""
+    for path in work.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != _RUN_NAME:
+            path.unlink()
+    shutil.rmtree(work)
 
 
 class OutputDirectory:
@@ -81,7 +130,6 @@ class OutputDirectory:
         try:
             with named_errors(self.directory):
                 self._make_parents()
-                self._take_back()
                 self._claim()
                 self._check_rename()
         except BaseException:
@@ -97,8 +145,9 @@ class OutputDirectory:
         """
         assert self._rank is None
         with named_errors(self.target):
-            for path in self.directory.rglob("*"):
-                flush(path)
+            for path in self.directory.iterdir():
+                if path.name != WORK_NAME:
+                    flush_tree(path)
             flush(self.directory)
             if self.target.exists():
                 self.keep = True
@@ -107,8 +156,9 @@ class OutputDirectory:
                 self.directory.rename(self.target)
                 self._made_parents = []
                 flush(self.target.parent)
-                (self.target / WORK_NAME).rename(self.target / _DONE_NAME)
-                shutil.rmtree(self.target / _DONE_NAME)
+                with suppress(FileNotFoundError):  # another run has found it, and done so
+                    (self.target / WORK_NAME).rename(self.target / _DONE_NAME)
+                shutil.rmtree(self.target / _DONE_NAME, ignore_errors=True)
                 flush(self.target)
 
     def __exit__(
@@ -120,7 +170,7 @@ class OutputDirectory:
         """Throw away whatever an earlier run has left."""
         self.clear(set())
         with named_errors(self.work):
-            shutil.rmtree(self.work)
+            _remove_work(self.work)
             self.work.mkdir()
         self.keep = False
 
@@ -141,13 +191,20 @@ class OutputDirectory:
     def _leave(self) -> None:
         """Remove what is not worth keeping; the locks go last, so that nobody takes over what is going away."""
         if self._locks and self._rank is None and not self.keep:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self._remove()
         for lock in self._locks:
             os.close(lock)
         self._locks = []
         for parent in reversed(self._made_parents):
             with suppress(OSError):  # somebody else's work, or the kept directory, lies in it
                 parent.rmdir()
+
+    def _remove(self) -> None:
+        """What is known by the mark goes first and the mark last: a kill in between leaves what is still ours."""
+        with suppress(OSError, QuantkitError):
+            self.clear(set())
+            _remove_work(self.work)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def _make_parents(self) -> None:
         missing = []
@@ -158,14 +215,7 @@ class OutputDirectory:
         for place in reversed(missing):
             place.mkdir(exist_ok=True)
             self._made_parents.append(place)
-
-    def _take_back(self) -> None:
-        """A target whose publishing was cut becomes a partial directory again: its finished work is looked at anew."""
-        if _is_cut(self.target) and not self.target.is_symlink():
-            self._locks.append(self._locked(self.target, exclusive=True))
-            self.keep = True
-            self.target.rename(self.directory)
-            os.close(self._locks.pop())
+            flush(place.parent)
 
     def _claim(self) -> None:
         """Make the directory, or take over what a run has left; one in use, or not ours, is refused."""
@@ -178,10 +228,11 @@ class OutputDirectory:
                 with suppress(FileExistsError):  # another rank was quicker
                     self.directory.mkdir()
                     self._lock_made()
+                    flush(self.directory.parent)
         self.work.mkdir(exist_ok=True)
         if self._rank is not None:
             path = self.work / f"rank-{self._rank}.lock"
-            self._locks.append(self._locked(path, exclusive=True, flags=os.O_CREAT | os.O_RDWR))
+            self._locks.append(_locked(path, exclusive=True, flags=os.O_CREAT | os.O_RDWR | os.O_NONBLOCK))
 
     def _lock_made(self) -> None:
         try:
@@ -194,36 +245,17 @@ class OutputDirectory:
     def _lock_directory(self) -> None:
         """Unless whoever held it has just removed it."""
         with suppress(FileNotFoundError):
-            lock = self._locked(self.directory, exclusive=self._rank is None)
+            lock = _locked(self.directory, exclusive=self._rank is None)
             if os.path.samestat(os.fstat(lock), self.directory.stat()):
                 self._locks.append(lock)
             else:
                 os.close(lock)
 
-    def _locked(self, path: Path, *, exclusive: bool, flags: int = os.O_RDONLY | os.O_DIRECTORY) -> int:
-        """A locked descriptor. UsageError where another process has it, ResourceError where there are no locks."""
-        lock = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        try:
-            fcntl.flock(lock, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(lock)
-            if isinstance(error, BlockingIOError):
-                raise UsageError(
-                    "is being written by another run", file=path, remedy="wait for it, or choose another -o"
-                ) from error
-            if error.errno in _NO_LOCKS:
-                raise ResourceError(
-                    f"cannot be locked ({error.strerror})",
-                    file=path,
-                    remedy="mount the file system with locks (flock), or choose another with -o",
-                ) from error
-            raise
-        return lock
-
     def _check_ours(self) -> None:
         """Marked by us, or empty: killed before the mark."""
         is_directory = self.directory.is_dir() and not self.directory.is_symlink()
-        if is_directory and (self.work.is_dir() or not any(self.directory.iterdir())):
+        is_marked = self.work.is_dir() and not self.work.is_symlink()
+        if is_directory and (is_marked or not any(self.directory.iterdir())):
             return
         raise UsageError("exists and is not ours", file=self.directory, remedy="move it away, or choose another -o")
 
@@ -250,9 +282,16 @@ class OutputDirectory:
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """SIGINT and SIGTERM are delivered behind the block."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    """What a signal would break off is done first; and then it is done, and nothing is left to break off.
+
+    By handlers and not by masks: the kernel may give a signal to any thread, and Python runs its handler in the main.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -70,6 +70,12 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     )
 
 
+def stamp_of(path: Path) -> str:
+    """Length, time of the content, time of any change: who puts the former back cannot put back the latter."""
+    status = path.stat()
+    return f"{status.st_size} bytes, {status.st_mtime_ns}, {status.st_ctime_ns}"
+
+
 def quantization_section(config: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
     """Where the config declares its quantization (``None`` for the top level, else the parent key), and the section.
 
@@ -152,6 +158,6 @@ def _read_shards(directory: Path, boundary: Boundary) -> tuple[tuple[Shard, ...]
             _fail("is not a file (a broken link?)", file=name, remedy="download this shard again")
         _check_link(path, boundary)
         header = read_header(path)
-        stamp = f"{header.file_bytes} bytes of {path.stat().st_mtime_ns}"
+        stamp = stamp_of(path)
         shards.append(Shard(name=name, path=path, file_bytes=header.file_bytes, tensors=header.tensors, stamp=stamp))
     return tuple(shards), index

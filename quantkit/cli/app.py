@@ -4,6 +4,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -16,6 +17,7 @@ from quantkit.cli import card, convert, inspect, memory_plan, plan, recipes, ver
 from quantkit.cli.document import head
 from quantkit.cli.summary_file import add_summary, asked_for
 from quantkit.errors import QuantkitError, SourceError, UsageError
+from quantkit.threads import FETCHERS
 
 INTERRUPTED, TERMINATED = 130, 143
 
@@ -84,9 +86,7 @@ def main() -> None:
         _show_notes(stopped)
         notes = "; ".join(getattr(stopped, "__notes__", ()))
         _summarize(_document("Interrupted", "interrupted", remedy=notes or "run the same command again"))
-        with suppress(OSError):
-            sys.stdout.flush()
-        os._exit(int(stopped.code or INTERRUPTED))  # not by way of threads that wait for a network
+        _leave(int(stopped.code or INTERRUPTED), at_once=True)
     except Exception as error:
         _summarize(
             _document(type(error).__name__, f"a bug: {error}", remedy="report it, with the traceback of the log")
@@ -102,6 +102,15 @@ def _open_streams() -> None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  (for as long as we run)
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _leave(code: int, *, at_once: bool = False) -> NoReturn:
+    """Not by way of threads that wait for a network, where there are any."""
+    if at_once or any(thread.name.startswith(FETCHERS) for thread in threading.enumerate()):
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _show_notes(error: BaseException) -> None:
@@ -120,7 +129,7 @@ def _exit_with(error: QuantkitError) -> NoReturn:
     _summarize(document)
     if "--json" in sys.argv:
         render.show_json(document)
-    sys.exit(error.exit_code)
+    _leave(error.exit_code)
 
 
 def _command() -> str:

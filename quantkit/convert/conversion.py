@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -10,11 +10,12 @@ from typing import Protocol
 from quantkit.checkpoint.disk import free_bytes
 from quantkit.checkpoint.hub import Repository
 from quantkit.checkpoint.output import OutputDirectory
+from quantkit.convert.execution import Execution
 from quantkit.convert.journal import Entries, Journal, begin_run, read_journals, run_document
-from quantkit.convert.local import Execution, Share, execute
+from quantkit.convert.local import Share, execute
 from quantkit.convert.resume import believed
 from quantkit.convert.spool import Spool
-from quantkit.errors import ResourceError, VerificationError
+from quantkit.errors import QuantkitError, ResourceError, VerificationError
 from quantkit.machine import bytes_text
 from quantkit.plan.plan import Plan
 from quantkit.plan.resources import disk_bytes
@@ -87,6 +88,9 @@ def work(
     journal = Journal(output.work, conversion.rank or 0)
     try:
         done = conversion.believed(output, journal.found)
+        for name, entry in done.sources.items():
+            if journal.found.sources[name].stamp != entry.stamp:
+                journal.add_source(name, entry)
         output.clear(set(done.outputs), None if conversion.rank is None else only)
         output.keep = bool(done.outputs)
         check_resources(conversion, only, done)
@@ -130,7 +134,9 @@ def told_what_is_kept(conversion: Conversion, output: OutputDirectory) -> Iterat
         output.keep = False
         raise
     except BaseException as error:
-        num_done = len(read_journals(output.work).outputs) if output.keep else 0
+        num_done = 0
+        with suppress(OSError, QuantkitError):  # which would hide what has happened
+            num_done = len(read_journals(output.work).outputs) if output.keep else 0
         if num_done:
             error.add_note(
                 f"{num_done} of {len(conversion.plan.shards)} shards are done and kept in {output.directory}: "

@@ -12,7 +12,7 @@ from quantkit.checkpoint.reader import copy_file, hash_file
 from quantkit.checkpoint.source import CONFIG_NAME, INDEX_NAME
 from quantkit.convert.card import model_card
 from quantkit.convert.conversion import Conversion, Executor, told_what_is_kept, work
-from quantkit.convert.local import Execution
+from quantkit.convert.execution import Execution
 from quantkit.convert.manifest import manifest_document
 from quantkit.errors import VerificationError
 from quantkit.integrity.manifest import MANIFEST_NAME, FileRecord, write_json

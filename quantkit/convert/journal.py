@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ _DRAFT_NAME, _LOCK_NAME = "run.json.draft", "run.lock"
 _FORMAT = 1
 _CHECKSUM_CHARACTERS = 16
 _MOST_DIFFERENCES = 3
+MOST_RANKS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +56,14 @@ class Entries:
 
     sources: dict[str, SourceEntry] = field(default_factory=dict)
     outputs: dict[str, OutputEntry] = field(default_factory=dict)
+    stamped: dict[tuple[str, str], FileRecord] = field(default_factory=dict)  # of a source by every stamp it had
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """What a line says. Raises KeyError or TypeError for what is none of ours."""
+        """What a line says."""
         record = FileRecord(file_bytes=line["bytes"], sha256=line["sha256"])
         if "source" in line:
             self.sources[line["source"]] = SourceEntry(record=record, stamp=line["stamp"])
+            self.stamped[line["source"], line["stamp"]] = record
         else:
             errors = tuple(
                 WeightError(name=one[0], role=one[1], error2=one[2], weight2=one[3]) for one in line["errors"]
@@ -85,9 +89,10 @@ class Journal:
         self.found = Entries()
         self.has_output = False
         good_bytes = 0
+        self._run_id = run_id(work)
         with named_errors(self.path):
-            self._descriptor = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-            for line, end in _lines(self.path):
+            self._descriptor = _open_plain(self.path, os.O_CREAT | os.O_RDWR)
+            for line, end in _lines(self._descriptor, self._run_id):
                 self.found.add(line)
                 good_bytes = end
             os.ftruncate(self._descriptor, good_bytes)
@@ -113,7 +118,7 @@ class Journal:
     def _append(self, line: Mapping[str, Any]) -> None:
         text = json.dumps(line)
         with named_errors(self.path):
-            write_bytes(self._descriptor, f"{_checksum(text)} {text}\n".encode())
+            write_bytes(self._descriptor, f"{_checksum(self._run_id, text)} {text}\n".encode())
             os.fsync(self._descriptor)
 
 
@@ -127,25 +132,63 @@ def read_journals(work: Path) -> Entries:
     entries = Entries()
     for path in sorted(work.glob("journal-*.jsonl")):
         with named_errors(path):
-            for line, _ in _lines(path):
-                entries.add(line)
+            descriptor = _open_plain(path, os.O_RDONLY)
+            try:
+                for line, _ in _lines(descriptor, run_id(work)):
+                    entries.add(line)
+            finally:
+                os.close(descriptor)
     return entries
 
 
-def _checksum(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:_CHECKSUM_CHARACTERS]
+def run_id(work: Path) -> str:
+    """Of the run that was begun here: no other believes its journals."""
+    return hashlib.sha256((work / RUN_NAME).read_bytes()).hexdigest()
 
 
-def _lines(path: Path) -> Iterator[tuple[Mapping[str, Any], int]]:
+def _open_plain(path: Path, flags: int) -> int:
+    """A file of its own: nothing that others wait behind, and nothing that lies elsewhere too."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        os.close(descriptor)
+        raise UsageError("is no plain file of ours", file=path, remedy="remove it, or choose another -o")
+    return descriptor
+
+
+def _checksum(run: str, text: str) -> str:
+    return hashlib.sha256(f"{run} {text}".encode()).hexdigest()[:_CHECKSUM_CHARACTERS]
+
+
+def _lines(descriptor: int, run: str) -> Iterator[tuple[Mapping[str, Any], int]]:
     """Whole lines from the beginning, and where each ends in the file."""
     end = 0
-    with path.open("rb") as stream:
+    with os.fdopen(os.dup(descriptor), "rb") as stream:
         for raw in stream:
             checksum, _, text = raw.decode(errors="replace").partition(" ")
-            if not text.endswith("\n") or _checksum(text[:-1]) != checksum:
+            if not text.endswith("\n") or _checksum(run, text[:-1]) != checksum:
+                return
+            line = json.loads(text)
+            if not _is_line(line):
                 return
             end += len(raw)
-            yield json.loads(text), end
+            yield line, end
+
+
+def _is_line(line: Any) -> bool:
+    """Whether it says what ``Entries`` takes: a checksum is right for whoever knows how it is made."""
+    if not isinstance(line, dict) or type(line.get("bytes")) is not int or not isinstance(line.get("sha256"), str):
+        return False
+    if "source" in line:
+        return isinstance(line["source"], str) and isinstance(line.get("stamp"), str)
+    errors, inputs = line.get("errors"), line.get("inputs")
+    return (
+        isinstance(line.get("output"), str)
+        and isinstance(inputs, dict)
+        and all(isinstance(one, str) for one in inputs.values())
+        and isinstance(errors, list)
+        and all(isinstance(one, list) and list(map(type, one)) == [str, str, float, float] for one in errors)
+    )
 
 
 def run_document(plan: Plan, provenance: Mapping[str, str], *, world_size: int) -> dict[str, Any]:
@@ -186,6 +229,8 @@ def begin_run(work: Path, document: Mapping[str, Any]) -> None:
     content = json.dumps(document).encode()
     with named_errors(path), _alone(work):
         if not path.exists():
+            for journal in work.glob("journal-*.jsonl"):  # of a run that nobody knows any more
+                journal.unlink()
             draft = work / _DRAFT_NAME
             draft.unlink(missing_ok=True)
             write_file(draft, content)
@@ -209,7 +254,9 @@ def begun_world_size(work: Path) -> int:
     if not path.is_file():
         raise UsageError("holds no run", file=work.parent, remedy="run the ranks first, with the same -o")
     world_size = read_json(path, what="a run that was begun has it").get("world_size")
-    return world_size if isinstance(world_size, int) else 1
+    if type(world_size) is not int or not 1 <= world_size <= MOST_RANKS:
+        raise UsageError(f"says world_size {_short(world_size)}", file=path, remedy="give --no-resume to start over")
+    return world_size
 
 
 @contextmanager

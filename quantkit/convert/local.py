@@ -1,22 +1,22 @@
 """Execute a plan, or a rank's share of it, with threads on this machine."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
 from quantkit.checkpoint.disk import flush, free_bytes, named_errors
 from quantkit.checkpoint.reader import Digest, hash_file
-from quantkit.checkpoint.source import Shard
+from quantkit.checkpoint.source import Shard, stamp_of
 from quantkit.checkpoint.writer import ShardWriter
+from quantkit.convert.execution import Execution
 from quantkit.convert.journal import Entries, OutputEntry, Recorder, SourceEntry
 from quantkit.convert.resume import input_stamps
 from quantkit.convert.spool import NUM_FETCHERS, Spool
 from quantkit.convert.worker import TaskReport, run_task, write_constants
-from quantkit.errors import ResourceError
+from quantkit.errors import ResourceError, SourceError
 from quantkit.integrity.manifest import FileRecord
-from quantkit.integrity.weight_errors import RowCollector, WeightError
 from quantkit.machine import bytes_text
 from quantkit.plan.plan import Action, Plan, PlannedShard
 from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks, task_bytes_of
@@ -25,29 +25,6 @@ from quantkit.threads import FollowUps, ReportProgress, Step, run_steps
 _HASH_BYTES = 64 << 20  # of an output, in one step
 _JOBS_PER_HASH = 4  # a hash keeps up with about twice so many workers
 _FLUSH_BYTES = 256 << 20  # written to a shard between two waits for the disk: what a signal may have to wait for
-
-
-@dataclass(slots=True, kw_only=True)
-class Execution:
-    """What was done: hashes of sources and outputs by shard, errors by weight, the encoder's own CPU time."""
-
-    source_records: dict[str, FileRecord] = field(default_factory=dict)
-    output_records: dict[str, FileRecord] = field(default_factory=dict)
-    rows: RowCollector = field(default_factory=RowCollector)
-    encoded_bytes: int = 0
-    encode_seconds: float = 0.0
-
-    @property
-    def errors(self) -> list[WeightError]:
-        """Of every quantized weight, by name."""
-        return self.rows.errors
-
-    def restore(self, entries: Entries) -> None:
-        """What was done before."""
-        self.source_records |= {name: entry.record for name, entry in entries.sources.items()}
-        self.output_records |= {name: entry.record for name, entry in entries.outputs.items()}
-        for entry in entries.outputs.values():
-            self.rows.restore(entry.errors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +90,11 @@ class _Run:
     total_bytes: int = 0
     awaited: deque[Shard] = field(default_factory=deque)  # to be fetched when there is room
     planned: dict[str, PlannedShard] = field(default_factory=dict)
+    sources: dict[str, Shard] = field(default_factory=dict)
 
     def steps(self) -> Iterator[Step]:
         """Nothing at once: a feed for each shard, of the hash of its source and its tasks, or of what is fetched."""
+        self.sources = {source.name: source for source in self.plan.checkpoint.shards}
         self.planned = planned = {shard.name: shard for shard in self.plan.shards}
         only, done = self.share.only, self.share.done
         sources = [source for source in self.plan.checkpoint.shards if only is None or source.name in only]
@@ -266,8 +245,20 @@ class _Run:
 
         return step
 
+    def _check_unchanged(self, names: Iterable[str]) -> None:
+        """What was read while it was written is a mixture of two. What came through the spool was hashed as it is."""
+        for name in names:
+            source = self.sources[name]
+            if self.share.spool is None and stamp_of(source.path) != source.stamp:
+                raise SourceError(
+                    "has changed while it was converted",
+                    file=name,
+                    remedy="leave the source alone, then give --no-resume to start over",
+                )
+
     def _book_output(self, opened: _OpenShard, record: FileRecord) -> None:
         shard = opened.shard
+        self._check_unchanged(input_stamps(self.plan, self.planned[shard.name]))
         self.execution.output_records[shard.name] = record
         if self.share.journal is not None:
             names = [job.weight.name for job in shard.jobs if job.action == Action.INT4]
@@ -284,6 +275,7 @@ class _Run:
         return step
 
     def _book_source(self, source: Shard, record: FileRecord) -> None:
+        self._check_unchanged((source.name,))
         self.execution.source_records[source.name] = record
         if self.share.journal is not None and source.name not in self.share.done.sources:
             self.share.journal.add_source(source.name, SourceEntry(record=record, stamp=source.stamp))

@@ -14,7 +14,7 @@ from quantkit.checkpoint.reader import hash_file
 from quantkit.checkpoint.sidecars import README_NAME, SOURCE_README_NAME
 from quantkit.checkpoint.source import CONFIG_NAME, INDEX_NAME, open_checkpoint
 from quantkit.convert.conversion import Conversion
-from quantkit.convert.local import Execution
+from quantkit.convert.execution import Execution
 from quantkit.engines.parallel import DEFAULT_ENGINE, ENGINE_VERSIONS, Parallel
 from quantkit.errors import QuantkitError
 from quantkit.integrity.manifest import MANIFEST_FORMAT, Manifest

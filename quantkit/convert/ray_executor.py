@@ -7,6 +7,7 @@ its own attempt; only the driver moves it to its place. So a node that was given
 import logging
 import shutil
 import socket
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,8 +20,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from quantkit.checkpoint.disk import flush, named_errors
 from quantkit.checkpoint.output import OutputDirectory
 from quantkit.convert.conversion import Conversion
+from quantkit.convert.execution import Execution
 from quantkit.convert.journal import Entries, Journal, OutputEntry, SourceEntry
-from quantkit.convert.local import Execution, Share, execute
+from quantkit.convert.local import Share, execute
 from quantkit.errors import QuantkitError, ResourceError, UsageError
 from quantkit.plan.plan import Plan
 from quantkit.plan.tasks import task_bytes_of
@@ -56,7 +58,7 @@ class NodeWorker:
     def __init__(self, conversion: Conversion, work: str) -> None:
         self.conversion, self.work = conversion, Path(work)
 
-    def make(self, name: str, attempt: int) -> MadeShard:
+    def make(self, name: str, attempt: str) -> MadeShard:
         """Make one shard in the folder of an attempt."""
         folder = attempt_folder(self.work, name, attempt)
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,8 +74,8 @@ class NodeWorker:
         return made
 
 
-def attempt_folder(work: Path, name: str, attempt: int) -> Path:
-    """Where one attempt at a shard writes."""
+def attempt_folder(work: Path, name: str, attempt: str) -> Path:
+    """Where one attempt at a shard writes; its name comes from the driver, and no other driver's is the same."""
     return work / _ATTEMPTS_NAME / f"{name}.{attempt}"
 
 
@@ -121,11 +123,13 @@ class _Run:
     task_bytes: dict[str, int]  # of each output shard
     execution: Execution = field(default_factory=Execution)
     nodes: dict[str, Any] = field(default_factory=dict)  # by Ray's id of the node, its actor
-    running: dict[Any, tuple[str, str, int]] = field(default_factory=dict)  # a call's node, shard and attempt
+    driver: str = field(default_factory=lambda: uuid.uuid4().hex)
+    running: dict[Any, tuple[str, str, str]] = field(default_factory=dict)  # a call's node, shard and attempt
     losses: dict[str, int] = field(default_factory=dict)
 
     def execute(self) -> Execution:
         self.execution.restore(self.done)
+        self._remove_attempts()
         sizes = {source.name: source.file_bytes for source in self.plan.checkpoint.shards}
         planned = {shard.name for shard in self.plan.shards}
         pending = [
@@ -145,7 +149,13 @@ class _Run:
         """No actor outlives the driver, and no folder of an attempt."""
         for actor in self.nodes.values():
             ray.kill(actor)
-        shutil.rmtree(self.output.work / _ATTEMPTS_NAME, ignore_errors=True)
+        self._remove_attempts()
+
+    def _remove_attempts(self) -> None:
+        folder = self.output.work / _ATTEMPTS_NAME
+        if folder.is_symlink():
+            folder.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
 
     def _find_nodes(self) -> None:
         """An actor on every node that has cores and none yet."""
@@ -179,7 +189,7 @@ class _Run:
             yield from (node for node in sorted(loads) if loads[node] == load)
 
     def _start(self, node: str, name: str) -> None:
-        attempt = self.losses.get(name, 0)
+        attempt = f"{self.driver}-{self.losses.get(name, 0)}"
         self.running[self.nodes[node].make.remote(name, attempt)] = (node, name, attempt)
 
     def _collect(self) -> list[str]:
@@ -196,8 +206,8 @@ class _Run:
                 raise
             except RayError as error:  # the node, its actor or the way to it
                 self.nodes.pop(node, None)
-                self.losses[name] = attempt + 1
-                if attempt + 1 == _MOST_LOSSES:
+                self.losses[name] = self.losses.get(name, 0) + 1
+                if self.losses[name] == _MOST_LOSSES:
                     raise ResourceError(
                         f"{_MOST_LOSSES} nodes were lost while they made it",
                         file=name,

@@ -1,13 +1,11 @@
 """Which of the work that a journal names is believed: nothing that does not hash as it did."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from quantkit.checkpoint.reader import hash_file
-from quantkit.checkpoint.source import Shard
 from quantkit.convert.journal import Entries, OutputEntry, SourceEntry
 from quantkit.errors import UsageError
-from quantkit.integrity.manifest import FileRecord
 from quantkit.plan.plan import Plan, PlannedShard
 from quantkit.threads import FollowUps, ReportProgress, Step, run_steps
 
@@ -28,63 +26,67 @@ def believed(
     """
     sources = {source.name: source for source in plan.checkpoint.shards}
     planned = {shard.name: shard for shard in plan.shards}
-    outputs = {name: entry for name, entry in entries.outputs.items() if name in planned}
+    outputs = {
+        name: entry
+        for name, entry in entries.outputs.items()
+        if name in planned and not (directory / name).is_symlink()
+    }
+    inputs = {name: _changed_inputs(plan, planned[name], entry) for name, entry in outputs.items()}
+    doubtful = {
+        name for name, entry in entries.sources.items() if name in sources and sources[name].stamp != entry.stamp
+    }
+    doubtful |= {name for changed in inputs.values() for name in changed}
     found = _hash_all(
         [
-            *((directory / name, entry.record) for name, entry in outputs.items()),
-            *((source.path, entry.record) for source, entry in _changed(sources, entries)),
+            *((directory / name, entry.record.file_bytes) for name, entry in outputs.items()),
+            *((sources[name].path, sources[name].file_bytes) for name in sorted(doubtful)),
         ],
         num_jobs=num_jobs,
         report_progress=report_progress,
     )
-    good = Entries()
+    good = Entries(stamped=dict(entries.stamped))
     for name, source_entry in entries.sources.items():
         source = sources.get(name)
-        if source is not None and (source.stamp == source_entry.stamp or found[source.path]):
+        if source is not None and source_entry.record.sha256 == found.get(source.path, source_entry.record.sha256):
             good.sources[name] = SourceEntry(record=source_entry.record, stamp=source.stamp)
     for name, entry in outputs.items():
-        if found[directory / name]:
-            _check_inputs(plan, planned[name], entry, good)
-            good.outputs[name] = entry
+        if found[directory / name] != entry.record.sha256:
+            continue
+        for source_name in inputs[name]:
+            record = entries.stamped.get((source_name, entry.inputs.get(source_name, "")))
+            if record is None or record.sha256 != found[sources[source_name].path]:
+                raise UsageError(
+                    f"has changed, or may have, since {name} was made from it",
+                    file=source_name,
+                    remedy="put the old one back, or give --no-resume to start over",
+                )
+        good.outputs[name] = entry
     return good
 
 
-def _changed(sources: dict[str, Shard], entries: Entries) -> Iterator[tuple[Shard, SourceEntry]]:
-    """Source shards that were hashed and have another stamp now: touched, copied, or another file."""
-    for name, entry in entries.sources.items():
-        if name in sources and sources[name].stamp != entry.stamp:
-            yield sources[name], entry
+def _changed_inputs(plan: Plan, shard: PlannedShard, entry: OutputEntry) -> list[str]:
+    """Source shards that had another stamp when the output was made from them: touched, copied, or another file."""
+    return [name for name, stamp in input_stamps(plan, shard).items() if entry.inputs.get(name) != stamp]
 
 
-def _check_inputs(plan: Plan, shard: PlannedShard, entry: OutputEntry, good: Entries) -> None:
-    for name, stamp in input_stamps(plan, shard).items():
-        if entry.inputs.get(name) != stamp and name not in good.sources:
-            raise UsageError(
-                f"has changed, or may have, since {shard.name} was made from it",
-                file=name,
-                remedy="put the old one back, or give --no-resume to start over",
-            )
+def _hash_all(files: list[tuple[Path, int]], *, num_jobs: int, report_progress: ReportProgress) -> dict[Path, str]:
+    """sha256 of each file that is one of its own and has the length that it is said to have; else nothing."""
+    follow_ups = FollowUps()
+    found: dict[Path, str] = {}
+    total_bytes = sum(file_bytes for _, file_bytes in files)
 
-
-def _hash_all(
-    files: list[tuple[Path, FileRecord]], *, num_jobs: int, report_progress: ReportProgress
-) -> dict[Path, bool]:
-    """Whether each file has the length and the hash that it is said to have."""
-    follow_ups, found = FollowUps(), {}
-    total_bytes = sum(record.file_bytes for _, record in files)
-
-    def step_of(path: Path, record: FileRecord) -> Step:
+    def step_of(path: Path, file_bytes: int) -> Step:
         def step() -> Callable[[], None]:
-            has_length = path.is_file() and not path.is_symlink() and path.stat().st_size == record.file_bytes
-            is_same = has_length and hash_file(path, stop=follow_ups.stop) == record.sha256
+            is_there = path.is_file() and path.stat().st_size == file_bytes
+            sha256 = hash_file(path, stop=follow_ups.stop) if is_there else ""
 
             def book() -> None:
-                found[path] = is_same
-                report_progress(record.file_bytes, total_bytes)
+                found[path] = sha256
+                report_progress(file_bytes, total_bytes)
 
             return book
 
         return step
 
-    run_steps((step_of(path, record) for path, record in files), num_jobs=num_jobs, follow_ups=follow_ups)
+    run_steps((step_of(*one) for one in files), num_jobs=num_jobs, follow_ups=follow_ups)
     return found

@@ -6,6 +6,7 @@ needs them: copied out of the other shard where that comes first, else fetched b
 
 import hashlib
 import os
+import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from quantkit.plan.plan import Job, PlannedShard
 from quantkit.tensors import U8, TensorSpec
 
 NUM_FETCHERS = 4
-_SPANS_SUFFIX = ".spans"
+_SPANS_NAME, _CLIENT_NAME = "spans", ".cache"
 _PIECE_BYTES = 16 << 20  # of a span, in one request
 _NEAR_BYTES = 64 << 10  # spans so near to each other are fetched as one
 
@@ -88,27 +89,60 @@ class Spool:
         """Fetch what is no shard; the checkpoint as it lies here."""
         self.shards = {shard.name: shard for shard in shards}
         self._spans = {name: foreign_spans(shard) for name, shard in self.shards.items()}
-        largest = max((source for source in checkpoint.shards), key=lambda source: source.file_bytes)
-        if largest.file_bytes > self.most_bytes:
+        needed = [source for source in checkpoint.shards if source.name in self.shards]
+        largest = max(needed, key=lambda source: source.file_bytes, default=None)
+        if largest is not None and largest.file_bytes > self.most_bytes:
             raise UsageError(
                 f"the spool of {bytes_text(self.most_bytes)} does not hold the largest shard: {largest.name} has "
                 f"{bytes_text(largest.file_bytes)}",
                 remedy="give more with --spool-gib",
             )
         with named_errors(self.directory):
-            self.directory.mkdir(exist_ok=True)
-            for path in self.directory.glob(f"*{_SPANS_SUFFIX}"):
-                path.unlink()
+            self._clean()
         names = [CONFIG_NAME]
         sidecars = []
         for sidecar in checkpoint.sidecars.copied:
             name = sidecar.path.relative_to(checkpoint.directory).as_posix()
             names.append(name)
-            sidecars.append(replace(sidecar, path=self.directory / name))
+            sidecars.append(replace(sidecar, path=self.files / name))
         for name in names:
             self._fetch_checked(name, None, Event())
         copied = replace(checkpoint.sidecars, copied=tuple(sidecars))
-        return replace(checkpoint, directory=self.directory, sidecars=copied)
+        return replace(checkpoint, directory=self.files, sidecars=copied)
+
+    @property
+    def files(self) -> Path:
+        """What the hub has, under its names."""
+        return self.directory / "files"
+
+    def _clean(self) -> None:
+        """Of what an earlier run left, keep shards whose hash the hub lists, if they fit: they are hashed again.
+
+        No link is followed, and none stays.
+        """
+        for place in (self.directory, self.files, self.directory / _SPANS_NAME):
+            if place.is_symlink():
+                place.unlink()
+            place.mkdir(exist_ok=True)
+        shutil.rmtree(self.directory / _SPANS_NAME)
+        (self.directory / _SPANS_NAME).mkdir()
+        kept = {path: path.stat().st_size for path in self.files.iterdir() if self._is_worth_keeping(path)}
+        for path in self.files.iterdir():
+            if path.name == _CLIENT_NAME and not path.is_symlink() and path.is_dir():
+                continue  # where begun downloads lie
+            if path not in kept or sum(kept.values()) > self.most_bytes:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+        for path in self.files.rglob("*"):
+            if path.is_symlink():
+                path.unlink()
+
+    def _is_worth_keeping(self, path: Path) -> bool:
+        listed = self.repository.files.get(path.name)
+        is_plain = not path.is_symlink() and path.is_file() and path.stat().st_nlink == 1
+        return is_plain and path.name in self.shards and listed is not None and listed.sha256 is not None
 
     def has_room(self, source: Shard) -> bool:
         """Whether one more fits; one always does."""
@@ -121,7 +155,7 @@ class Spool:
     def drop(self, name: str) -> None:
         """A shard is done with."""
         self._booked.pop(name, None)
-        forget_file(self.directory, name)
+        forget_file(self.files, name)
         self._spans_path(name).unlink(missing_ok=True)
 
     def fetch(self, source: Shard, stop: Event) -> FileRecord:
@@ -129,7 +163,7 @@ class Spool:
         with self._lock:
             for span in self._spans.get(source.name, ()):
                 if (source.name, span) not in self._digests:
-                    self._keep(source.name, span, self._ranges(span))
+                    self._keep(source.name, span, self._ranges(span, stop))
         record = self._fetch_checked(source.name, source.file_bytes, stop)
         with self._lock:
             for name, spans in self._spans.items():
@@ -148,14 +182,14 @@ class Spool:
 
     def _localized(self, name: str, part: StoredTensor) -> StoredTensor:
         if part.path.name == name or not part.spec.num_bytes:
-            return replace(part, path=self.directory / part.path.name)
+            return replace(part, path=self.files / part.path.name)
         span = next(
             one for one in self._spans[name] if one.shard == part.path.name and one.begin <= part.begin < one.end
         )
         return replace(part, path=self._spans_path(name), begin=span.place + part.begin - span.begin)
 
     def _spans_path(self, name: str) -> Path:
-        return self.directory / f"{name}{_SPANS_SUFFIX}"
+        return self.directory / _SPANS_NAME / name
 
     def _serve(self, name: str, span: Span) -> None:
         """A span for ``name``, out of a shard that is here: kept, or compared with what was fetched before."""
@@ -183,10 +217,10 @@ class Spool:
                 os.close(descriptor)
         self._digests[name, span] = digest.hexdigest()
 
-    def _ranges(self, span: Span) -> Iterator[bytes]:
+    def _ranges(self, span: Span, stop: Event) -> Iterator[bytes]:
         for begin in range(span.begin, span.end, _PIECE_BYTES):
             end = min(begin + _PIECE_BYTES, span.end)
-            content = read_range(self.repository, span.shard, begin, end).content
+            content = read_range(self.repository, span.shard, begin, end, stop).content
             if len(content) != end - begin:
                 raise SourceError(
                     "ends before its header says",
@@ -197,7 +231,7 @@ class Spool:
 
     def _pieces(self, span: Span) -> Iterator[bytes]:
         spec = TensorSpec(U8, (span.end - span.begin,))
-        whole = StoredTensor(span.shard, spec, self.directory / span.shard, span.begin)
+        whole = StoredTensor(span.shard, spec, self.files / span.shard, span.begin)
         for first in range(0, spec.num_bytes, _PIECE_BYTES):
             yield read_bytes(whole, first, min(first + _PIECE_BYTES, spec.num_bytes)).tobytes()
 
@@ -205,12 +239,12 @@ class Spool:
         """A file that has the length and the hash that the hub lists; what has not is fetched once more."""
         listed = self.repository.files[name]
         for _ in range(2):
-            path = fetch_file(self.repository, name, self.directory, stop)
+            path = fetch_file(self.repository, name, self.files, stop)
             record = FileRecord(file_bytes=path.stat().st_size, sha256=hash_file(path, stop=stop))
             is_length = record.file_bytes == (listed.num_bytes if file_bytes is None else file_bytes)
             if (is_length or listed.num_bytes is None) and listed.sha256 in (None, record.sha256):
                 return record
-            forget_file(self.directory, name)
+            forget_file(self.files, name)
         raise SourceError(
             f"has {record.file_bytes} bytes with sha256 {record.sha256[:16]}..., and the hub lists "
             f"{listed.num_bytes} with {(listed.sha256 or 'none')[:16]}",

@@ -1,8 +1,10 @@
 """A hub repository is converted without ever being here whole: the real client, a local server, faults on the way."""
 
+import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +21,7 @@ from huggingface_hub import close_session, constants
 
 from quantkit.checkpoint import http_range
 from quantkit.checkpoint.output import WORK_NAME
+from quantkit.convert import journal
 from quantkit.convert import spool as spool_module
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import convert_checkpoint
@@ -113,7 +116,7 @@ def test_the_bytes_are_those_of_a_whole_download_and_the_spool_keeps_its_bound(
     def measured(self, *arguments):
         fetched = fetch(self, *arguments)
         with suppress(FileNotFoundError):  # another is just being dropped
-            seen.append(sum(path.stat().st_size for path in self.directory.glob("*.safetensors")))
+            seen.append(sum(path.stat().st_size for path in self.files.glob("*.safetensors")))
         return fetched
 
     monkeypatch.setattr(spool_module.Spool, "_fetch_checked", measured)
@@ -399,3 +402,114 @@ def test_a_smoke_run_fetches_only_the_shards_that_it_needs(any_source, client, t
     convert_checkpoint(part(Conversion(plan=plan, target=tmp_path / "local", num_jobs=2)))
     (made,), (expected,) = ([*(tmp_path / name).glob("*.safetensors")] for name in ("part", "local"))
     assert (made.name, made.read_bytes()) == (expected.name, expected.read_bytes())
+
+
+def stopped_after_one(planned):
+    """A streamed run that ends with one shard finished."""
+    original = journal.Journal.add_output
+
+    def add_output(recorder, name, entry):
+        original(recorder, name, entry)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(journal.Journal, "add_output", add_output)
+        convert_checkpoint(planned)
+
+
+def test_small_files_in_the_spool_are_fetched_again(hub, source, tmp_path):
+    """Nobody lists a hash of them, so what lies there is not believed."""
+    planned = conversion(tmp_path / "out", spool_bytes=largest(source))
+    stopped_after_one(planned)
+    path = tmp_path / "out.partial" / WORK_NAME / "spool" / "files" / "chat_template.jinja"
+    status = path.stat()
+    path.write_text("x" * status.st_size)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    convert_checkpoint(planned)
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == "chat_template.jinja"
+
+
+@pytest.mark.parametrize("place", ["spool", "spool/files", "spool/spans", "spool/files/.cache", "spool/files/old"])
+def test_no_link_in_the_spool_is_followed(place, hub, source, tmp_path):
+    planned = conversion(tmp_path / "out", spool_bytes=largest(source))
+    stopped_after_one(planned)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "x.spans").write_text("precious")
+    path = tmp_path / "out.partial" / WORK_NAME / place
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.symlink_to(elsewhere)
+    convert_checkpoint(planned)
+    assert [one.name for one in elsewhere.iterdir()] == ["x.spans"]
+    convert(tmp_path / "whole", keeps_source=True)
+    assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "whole")
+
+
+def test_names_of_the_hub_do_not_meet_names_of_the_spool(source, client, tmp_path):
+    for name in ("notes.spans/x.md", f"{SHARDS[0]}.spans", "spans/x.md", "files/x.md"):
+        (source.directory / name).parent.mkdir(exist_ok=True)
+        (source.directory / name).write_text(name)
+    with serve(source.directory) as (handler, endpoint):
+        handler.lists_hashes = True
+        client(endpoint)
+        planned = conversion(tmp_path / "out", spool_bytes=largest(source))
+        stopped_after_one(planned)
+        convert_checkpoint(planned)
+        convert(tmp_path / "whole", keeps_source=True)
+    assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "whole")
+    assert (tmp_path / "out" / f"{SHARDS[0]}.spans").read_text() == f"{SHARDS[0]}.spans"
+
+
+def test_an_error_ends_the_process_though_other_downloads_stall(source, tmp_path):
+    stalled = threading.Event()
+
+    def trouble(hub: Hub, path):
+        if "Range" in hub.headers:
+            serve_as_it_is(hub, path)
+        elif path.name == SHARDS[0]:
+            stalled.wait(20)
+            hub.reply(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+        else:
+            hub.send_head(200, {"Content-Length": str(path.stat().st_size)})
+            stalled.set()
+            with suppress(OSError):
+                for _ in range(1200):
+                    hub.wfile.write(b"")
+                    time.sleep(0.05)
+
+    with serve(source.directory) as (handler, endpoint):
+        handler.lists_hashes = True
+        handler.troubles = repeat(trouble)
+        process = start(endpoint, tmp_path)
+        _, err = process.communicate(timeout=45)
+    assert process.returncode == 3
+    assert "Traceback" not in err
+    assert "404" in err
+
+
+def test_a_signed_address_is_not_printed(source, tmp_path):
+    """The client's own warning of a broken download quotes it."""
+    broken = []
+
+    class Signed(Hub):
+        def answer_file(self, path):
+            if "Signature" not in self.path:
+                location = f"{self.path}?X-Amz-Signature=SECRET"
+                etag = {"ETag": f'"{hashlib.sha256(path.read_bytes()).hexdigest()}"', "X-Repo-Commit": COMMIT}
+                length = {"X-Linked-Size": str(path.stat().st_size)}
+                self.reply(302, b"", {"Location": location, **etag, **length})
+            elif path.name == "config.json" and self.command == "GET" and len(broken) < 1:
+                broken.append(path.name)
+                break_off(self, path)
+            else:
+                super().answer_file(path)
+
+    with serve(source.directory) as (handler, endpoint):
+        handler.lists_hashes = True
+        handler.__bases__ = (Signed,)
+        process = start(endpoint, tmp_path, "-q")
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert broken
+    assert "SECRET" not in err

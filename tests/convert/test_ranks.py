@@ -192,3 +192,28 @@ def test_options_that_do_not_go_together(options, words, source, tmp_path):
     assert ran.returncode == 2
     assert words in ran.stderr
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_source_that_changes_between_two_ranks_is_found(tiny_checkpoint, tmp_path):
+    """Scales of the first shard lie in the second, which another rank hashes."""
+    source = tiny_checkpoint(num_shards=5).directory
+    name = "model-00002-of-00005.safetensors"
+    dealt = shares(plan_of(source), 2)
+    first = next(rank for rank, names in enumerate(dealt) if name not in names)
+    convert_share(conversion(source, tmp_path / "out", first, 2))
+    content = bytearray((source / name).read_bytes())
+    content[-1] ^= 1
+    (source / name).write_bytes(content)
+    convert_share(conversion(source, tmp_path / "out", 1 - first, 2))
+    with pytest.raises(UsageError, match="has changed, or may have, since") as caught:
+        finalize(conversion(source, tmp_path / "out"))
+    assert caught.value.file == name
+
+
+@pytest.mark.parametrize("world_size", [0, -1, 10**13, True, "2", None])
+def test_a_number_of_ranks_that_cannot_be_is_said(world_size, source, tmp_path):
+    convert_share(conversion(source, tmp_path / "out", 0, 2))
+    path = tmp_path / "out.partial" / WORK_NAME / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "world_size": world_size}))
+    with pytest.raises(UsageError, match="says world_size"):
+        finalize(conversion(source, tmp_path / "out"))

@@ -135,7 +135,7 @@ def test_every_call_may_be_the_last(small_source, tmp_path):
                     convert(source.directory, root / "out", num_jobs=1)
 
             assert in_a_child(run) == signal.SIGKILL, calls[at]
-            if is_published(root / "out"):
+            if (root / "out").exists():
                 with pytest.raises(UsageError, match="exists already"):  # published, and nothing is left to do
                     convert(source.directory, root / "out")
             else:
@@ -164,7 +164,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(source, g
         if num_kills >= wanted:
             break
     assert num_kills >= wanted
-    if not is_published(tmp_path / "out"):
+    if not (tmp_path / "out").exists():
         convert(source.directory, tmp_path / "out")
     assert directory_bytes(tmp_path / "out") == golden
 
@@ -185,8 +185,11 @@ def test_every_call_may_fail(kind, small_source, tmp_path):
             num_failed += 1
             assert os.strerror(ERRNOS[kind]) in str(error), call
             assert error.remedy, call
-        if not is_published(root / "out"):  # one behind the rename is an error, too
+        if not (root / "out").exists():  # one behind the rename is an error, too
             convert(source.directory, root / "out")
+        elif not is_published(root / "out"):
+            with pytest.raises(UsageError, match="exists already"):
+                convert(source.directory, root / "out")
         assert directory_bytes(root / "out") == golden, call
         assert [path.name for path in root.iterdir()] == ["out"], call
         shutil.rmtree(root)
@@ -355,3 +358,116 @@ def test_the_journal_of_another_rank_or_format_is_no_ordinary_run(source, tmp_pa
     path.write_text(json.dumps({**document, "world_size": 4}))
     with pytest.raises(UsageError, match="world_size was 4 and is 1"):
         convert(source.directory, tmp_path / "out")
+
+
+def touch_back(path, status):
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_a_source_that_changes_behind_its_back_is_found(source, golden, tmp_path):
+    """Length and time of the content are put back; the time of the change cannot be."""
+    finished, _ = stop_after(source, tmp_path / "out", 2)
+    path = source.directory / finished[0]
+    content, status = path.read_bytes(), path.stat()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    touch_back(path, status)
+    with pytest.raises(UsageError, match="has changed, or may have, since"):
+        convert(source.directory, tmp_path / "out")
+    path.write_bytes(content)
+    touch_back(path, status)
+    convert(source.directory, tmp_path / "out")
+    assert directory_bytes(tmp_path / "out") == golden
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_source_that_changes_during_the_run_is_no_source(which, source, tmp_path, monkeypatch):
+    name = sorted(path.name for path in source.directory.glob("*.safetensors"))[which]
+    original, changed = journal.Journal.add_output, []
+
+    def add_output(recorder, shard, entry):
+        original(recorder, shard, entry)
+        if not changed:
+            changed.append(shard)
+            path = source.directory / name
+            content = path.read_bytes()
+            path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+    monkeypatch.setattr(journal.Journal, "add_output", add_output)
+    with pytest.raises((SourceError, UsageError)) as caught:
+        convert(source.directory, tmp_path / "out", num_jobs=1)
+        convert(source.directory, tmp_path / "out", num_jobs=1)  # at the latest now
+    assert caught.value.file == name
+    assert "has changed" in caught.value.message
+
+
+def test_journals_belong_to_the_run_that_wrote_them(source, golden, tmp_path):
+    stop_after(source, tmp_path / "out", 3)
+    (partial(tmp_path) / WORK_NAME / "run.json").unlink()
+    convert(source.directory, tmp_path / "out", scales="absmax")
+    convert(source.directory, tmp_path / "fresh", scales="absmax")
+    assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "fresh")
+    assert directory_bytes(tmp_path / "out") != golden
+
+
+def test_a_journal_line_with_a_right_checksum_and_other_content_is_a_tear(source, golden, tmp_path):
+    stop_after(source, tmp_path / "out", 1)
+    work = partial(tmp_path) / WORK_NAME
+    run = journal.run_id(work)
+    for text in ("[]", "{}", '{"output": 1}', '{"bytes": 1, "sha256": "x", "output": "a", "inputs": [], "errors": []}'):
+        with (work / "journal-0.jsonl").open("a") as stream:
+            stream.write(f"{journal._checksum(run, text)} {text}\n")
+        assert set(journal.read_journals(work).outputs) <= {path.name for path in partial(tmp_path).iterdir()}
+    convert(source.directory, tmp_path / "out")
+    assert directory_bytes(tmp_path / "out") == golden
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "second name"])
+def test_a_journal_that_is_no_file_of_its_own_is_refused(kind, source, tmp_path):
+    stop_after(source, tmp_path / "out", 1)
+    path = partial(tmp_path) / WORK_NAME / "journal-0.jsonl"
+    (tmp_path / "elsewhere").write_bytes(path.read_bytes())
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        path.hardlink_to(tmp_path / "elsewhere")
+    before = (tmp_path / "elsewhere").read_bytes()
+    with pytest.raises((UsageError, ResourceError)):
+        convert(source.directory, tmp_path / "out")
+    assert (tmp_path / "elsewhere").read_bytes() == before
+
+
+def test_a_kill_while_a_failed_run_is_removed_is_no_obstacle(small_source, tmp_path, monkeypatch):
+    """At every call of the removal; what is left is ours, and the next run removes it."""
+    source, golden = small_source
+    from quantkit.errors import VerificationError
+
+    def refuse(findings):
+        raise VerificationError("is wrong", remedy="report it")
+
+    def fail(root):
+        with monkeypatch.context() as patch, suppress(VerificationError):
+            patch.setattr(convert_module, "_refuse_bad", refuse)
+            convert(source.directory, root / "out", num_jobs=1)
+
+    root = tmp_path / "counted"
+    root.mkdir()
+    faults = Faults(root)
+    with faults.injected(fail_with(0), NO_FAULT):
+        fail(root)
+    removals = [at for at, call in enumerate(faults.calls) if call.startswith(("unlink", "rmdir"))]
+    removals = [at for at in removals if at > max(n for n, call in enumerate(faults.calls) if "pwrite" in call)]
+    assert len(removals) >= 6
+    for at in removals:
+        root = tmp_path / str(at)
+        root.mkdir()
+
+        def run(root=root, at=at):
+            with Faults(root).injected(die_before, at):
+                fail(root)
+
+        assert in_a_child(run) == signal.SIGKILL
+        convert(source.directory, root / "out")
+        assert directory_bytes(root / "out") == golden

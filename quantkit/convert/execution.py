@@ -1,0 +1,30 @@
+"""What a conversion has done so far, by whatever executed it."""
+
+from dataclasses import dataclass, field
+
+from quantkit.convert.journal import Entries
+from quantkit.integrity.manifest import FileRecord
+from quantkit.integrity.weight_errors import RowCollector, WeightError
+
+
+@dataclass(slots=True, kw_only=True)
+class Execution:
+    """What was done: hashes of sources and outputs by shard, errors by weight, the encoder's own CPU time."""
+
+    source_records: dict[str, FileRecord] = field(default_factory=dict)
+    output_records: dict[str, FileRecord] = field(default_factory=dict)
+    rows: RowCollector = field(default_factory=RowCollector)
+    encoded_bytes: int = 0
+    encode_seconds: float = 0.0
+
+    @property
+    def errors(self) -> list[WeightError]:
+        """Of every quantized weight, by name."""
+        return self.rows.errors
+
+    def restore(self, entries: Entries) -> None:
+        """What was done before."""
+        self.source_records |= {name: entry.record for name, entry in entries.sources.items()}
+        self.output_records |= {name: entry.record for name, entry in entries.outputs.items()}
+        for entry in entries.outputs.values():
+            self.rows.restore(entry.errors)

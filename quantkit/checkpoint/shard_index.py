@@ -33,6 +33,9 @@ def check_shard_names(present: Collection[str], index: ShardIndex | None, direct
     """That the shards ``present`` in a directory are those of its index or, without one, of their own numbering."""
     if index is not None:
         _check_named(set(index.weight_map.values()), present, index.name)
+    for name in present:
+        if name != name.encode(errors="replace").decode():
+            _fail("has a name that is no text", file=ascii(name), remedy="rename it, or download it again")
     if not present:
         _fail("holds no .safetensors file", file=directory, remedy="only safetensors are read, never pickles")
     if index is None:

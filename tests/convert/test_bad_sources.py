@@ -401,3 +401,11 @@ def test_disk_that_fills_up_during_the_work(is_foreseen, tiny_checkpoint, small_
         convert(tiny_checkpoint().directory, small_disk / "out")
     assert caught.value.exit_code == 5
     leftovers(small_disk, set())
+
+
+def test_a_shard_whose_name_is_no_text_is_refused(tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint().directory
+    (source / "model.safetensors.index.json").unlink()
+    for number, path in enumerate(sorted(source.glob("*.safetensors"))):
+        path.rename(source / os.fsdecode(b"\xff%d.safetensors" % number))
+    assert "no text" in refuse(source, tmp_path).message

@@ -82,7 +82,7 @@ def patched(clock: Clock, costs: Iterable[tuple[str, Any]]) -> AbstractContextMa
         def __exit__(self, *_: object) -> None:
             self.patch.undo()
 
-    def wait(futures: set[Future], return_when: str) -> tuple[set[Future], None]:
+    def wait(futures: set[Future], return_when: str = "", timeout: float = 0) -> tuple[set[Future], None]:
         clock.now = max(clock.now, min(future.ends for future in futures))
         return {future for future in futures if future.ends <= clock.now}, None
 

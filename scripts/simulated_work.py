@@ -106,6 +106,7 @@ def costs(plan: Plan, machines: Machines, clock: Clock) -> list[tuple[str, Any]]
         def abort(self) -> None:
             pass
 
+    stamps = {shard.path: shard.stamp for shard in plan.checkpoint.shards}
     source_bytes = {shard.name: shard.file_bytes for shard in plan.checkpoint.shards}
     task_bytes = {shard.name: sum(map(task_bytes_of, shard.jobs)) for shard in plan.shards}
     local = "quantkit.convert.local"
@@ -117,6 +118,7 @@ def costs(plan: Plan, machines: Machines, clock: Clock) -> list[tuple[str, Any]]
         (f"{local}.ShardWriter", Writer),
         (f"{local}.named_errors", lambda path: nullcontext()),
         (f"{local}.Path.stat", lambda path: SimpleNamespace(st_size=source_bytes[path.name])),
+        (f"{local}.stamp_of", stamps.__getitem__),
         (f"{local}.flush", lambda path: None),
         (f"{local}.free_bytes", lambda path: 1 << 60),
     ]

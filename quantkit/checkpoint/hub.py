@@ -15,23 +15,13 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from quantkit.checkpoint.disk import FULL
+from quantkit.checkpoint.sidecars import WEIGHT_SUFFIXES
 from quantkit.errors import ResourceError, SourceError
 
 if TYPE_CHECKING:
     from quantkit.checkpoint.http_range import FileRange
 
-_NEVER_FETCHED = [
-    "*.bin",
-    "*.pt",
-    "*.pth",
-    "*.ckpt",
-    "*.gguf",
-    "*.h5",
-    "*.msgpack",
-    "*.onnx",
-    "*.pkl",
-    "*.npz",
-]
+_NEVER_FETCHED = [f"*{suffix}" for suffix in WEIGHT_SUFFIXES if suffix != ".safetensors"]
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -70,7 +70,8 @@ def _finish_publishing(target: Path) -> None:
     with suppress(OSError, QuantkitError):
         lock = _locked(target, exclusive=True)  # nobody is just about to do it
         for mark in marks:
-            shutil.rmtree(mark, ignore_errors=True)
+            if mark.is_dir() and not mark.is_symlink():
+                _remove_work(mark)
         os.close(lock)
 
 
@@ -101,13 +102,14 @@ def _locked(path: Path, *, exclusive: bool, flags: int = os.O_RDONLY | os.O_DIRE
 
 
 def _remove_work(work: Path) -> None:
-    """The run's document last: what lies beside it is believed only with it."""
+    """The run's document last: by it the rest is known, and believed only with it."""
     for path in work.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name != _RUN_NAME:
             path.unlink()
-    shutil.rmtree(work)
+    (work / _RUN_NAME).unlink(missing_ok=True)
+    work.rmdir()
 
 
 class OutputDirectory:
@@ -158,7 +160,8 @@ class OutputDirectory:
                 flush(self.target.parent)
                 with suppress(FileNotFoundError):  # another run has found it, and done so
                     (self.target / WORK_NAME).rename(self.target / _DONE_NAME)
-                shutil.rmtree(self.target / _DONE_NAME, ignore_errors=True)
+                with suppress(FileNotFoundError):
+                    _remove_work(self.target / _DONE_NAME)
                 flush(self.target)
 
     def __exit__(

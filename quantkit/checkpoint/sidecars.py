@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from quantkit.checkpoint.links import Boundary
 from quantkit.errors import SourceError
 
-_WEIGHTS = (
+WEIGHT_SUFFIXES = (
     *(
         ".safetensors",
         ".bin",
@@ -126,7 +126,7 @@ def _name_reason(file_name: str, name: str) -> str:
         return _REWRITTEN[name]
     if name.endswith(".index.json"):
         return "an index"
-    if file_name.lower().endswith(_WEIGHTS):
+    if file_name.lower().endswith(WEIGHT_SUFFIXES):
         return "weights"
     if name == SOURCE_README_NAME or name.split("/", maxsplit=1)[0] in {
         README_NAME,

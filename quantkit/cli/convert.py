@@ -93,7 +93,7 @@ def convert(
     opt.check_executor(executor, ray_address=ray_address, rank=rank, finalize=finalize)
     opt.check_pushing(push_to=push_to, public=public, rank=rank, is_limited=is_limited)
     opt.check_sharing(rank=rank, world_size=world_size, finalize=finalize, resume=resume)
-    num_jobs = choose_jobs(jobs, None if max_memory is None else int(max_memory * 2**30))
+    num_jobs = choose_jobs(jobs, opt.check_memory(max_memory))
     if output is not None and not (push_to and (output / MANIFEST_NAME).is_file()):
         check_target(output, Path(source) if source and Path(source).is_dir() else None)  # before anything is fetched
     resolved, made = plan_request(request)

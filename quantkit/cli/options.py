@@ -116,13 +116,21 @@ RoomOption = Annotated[
 
 TARGETS = ("int4",)
 EXECUTORS = ("local", "ray")
-MOST_RANKS = 4096
 
 
 def check_to(target: str | None) -> None:
     """Raise UsageError for an unknown target."""
     if target is not None and target not in TARGETS:
         raise UsageError(f"unknown target {target!r}", remedy=f"known: {', '.join(TARGETS)}")
+
+
+def check_memory(max_memory: float | None) -> int | None:
+    """Bytes of --max-memory. Raises UsageError for what is none."""
+    if max_memory is None:
+        return None
+    if not 0 < max_memory < 1e6:
+        raise UsageError(f"--max-memory {max_memory:g} is no memory", remedy="give GiB, 2 say")
+    return int(max_memory * 2**30)
 
 
 def check_executor(executor: str, *, ray_address: str | None, rank: int | None, finalize: bool) -> None:
@@ -139,6 +147,8 @@ def check_sharing(*, rank: int | None, world_size: int | None, finalize: bool, r
     """Raise UsageError for options of several processes that do not go together."""
     if (rank is None) != (world_size is None):
         raise UsageError("--rank and --world-size go together", remedy="give both, or neither")
+    from quantkit.convert.journal import MOST_RANKS
+
     if world_size is not None and not 1 <= world_size <= MOST_RANKS:
         raise UsageError(f"--world-size {world_size} is no number of ranks", remedy=f"give 1 to {MOST_RANKS}")
     if finalize and rank is not None:

@@ -15,7 +15,7 @@ from quantkit.convert.journal import Entries, Journal, begin_run, read_journals,
 from quantkit.convert.local import Share, execute
 from quantkit.convert.resume import believed
 from quantkit.convert.spool import Spool
-from quantkit.errors import QuantkitError, ResourceError, VerificationError
+from quantkit.errors import QuantkitError, ResourceError, UsageError, VerificationError
 from quantkit.machine import bytes_text
 from quantkit.plan.plan import Plan
 from quantkit.plan.resources import disk_bytes
@@ -114,7 +114,8 @@ def check_resources(conversion: Conversion, only: frozenset[str], done: Entries,
     pending = [shard.file_bytes for shard in plan.shards if shard.name in only and shard.name not in done.outputs]
     needed = disk_bytes(plan) - sum(shard.file_bytes for shard in plan.shards) + sum(pending)
     if conversion.repository is not None:
-        sources = [source.file_bytes for source in plan.checkpoint.shards if source.name in only]
+        awaited = only - done.outputs.keys()  # an output shard is called like its source
+        sources = [source.file_bytes for source in plan.checkpoint.shards if source.name in awaited]
         needed += min(conversion.spool_bytes, sum(sources))
     free = free_bytes(conversion.target.parent) + reclaimed_bytes
     if needed > free:
@@ -132,6 +133,8 @@ def told_what_is_kept(conversion: Conversion, output: OutputDirectory) -> Iterat
         yield
     except VerificationError:
         output.keep = False
+        raise
+    except UsageError:  # the same command would be refused again
         raise
     except BaseException as error:
         num_done = 0

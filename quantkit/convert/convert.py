@@ -9,6 +9,7 @@ from typing import Any
 from quantkit.checkpoint.disk import named_errors, write_file
 from quantkit.checkpoint.output import OutputDirectory, check_target
 from quantkit.checkpoint.reader import copy_file, hash_file
+from quantkit.checkpoint.sidecars import README_NAME
 from quantkit.checkpoint.source import CONFIG_NAME, INDEX_NAME
 from quantkit.convert.card import model_card
 from quantkit.convert.conversion import Conversion, Executor, told_what_is_kept, work
@@ -21,8 +22,6 @@ from quantkit.plan.plan import Plan
 from quantkit.verify.report import Finding
 from quantkit.verify.structure import check_structure
 from quantkit.verify.thresholds import check_errors
-
-README_NAME = "README.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ _FORMAT = 1
 _CHECKSUM_CHARACTERS = 16
 _MOST_DIFFERENCES = 3
 MOST_RANKS = 4096
+_CONSEQUENCES = ("outputs.", "source.shards.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,14 +239,22 @@ def begin_run(work: Path, document: Mapping[str, Any]) -> None:
             flush(work)
         there = read_json(path, what="a run that was begun has it")
     differences = list(_differences(there, json.loads(content)))
+    # what follows from another recipe or another limit is no news beside it
+    differences = [one for one in differences if not one.startswith(_CONSEQUENCES)] or differences
     if differences:
         shown = "; ".join(differences[:_MOST_DIFFERENCES])
         more = f"; and {len(differences) - _MOST_DIFFERENCES} more" if len(differences) > _MOST_DIFFERENCES else ""
         raise UsageError(
             f"holds work of a run that differs: {shown}{more}",
             file=work.parent,
-            remedy="repeat that run's command, give --no-resume to start over, or choose another -o",
+            remedy="repeat that run's command, or choose another -o; to start over, "
+            + ("give --no-resume" if max(document["world_size"], _ranks_of(there)) == 1 else "remove the directory"),
         )
+
+
+def _ranks_of(document: Mapping[str, Any]) -> int:
+    world_size = document.get("world_size")
+    return world_size if type(world_size) is int else 1
 
 
 def begun_world_size(work: Path) -> int:

@@ -116,9 +116,11 @@ class _Run:
         return iter(())
 
     def abort(self) -> None:
-        """Close what is still open; nothing happens to a finished shard."""
+        """Remove what is not finished: open, or closed and not hashed."""
         for writer in self.writers:
             writer.abort()
+            if writer.path.name not in self.execution.output_records:
+                writer.path.unlink(missing_ok=True)
 
     def _fetch_more(self) -> None:
         spool = self.share.spool

@@ -153,9 +153,10 @@ def memory_document(directory: Path) -> dict[str, Any]:
     }
     plans: dict[KvDtype, MemoryPlan] = {}
     reason = ""
+    checkpoint = open_checkpoint(directory)
     for dtype in KvDtype:
         try:
-            model = model_from_checkpoint("this checkpoint", open_checkpoint(directory), weights_from="its headers")
+            model = model_from_checkpoint("this checkpoint", checkpoint, weights_from="its headers")
             context = min(model.max_context or FALLBACK_CONTEXT, FALLBACK_CONTEXT)
             request = MemoryRequest(gpu=gpu, parallel=Parallel(tp=PLANNED_TP), kv_dtype=dtype, context=context)
             plans[dtype] = make_memory_plan(model, request, with_advice=False)

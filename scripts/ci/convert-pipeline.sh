@@ -86,8 +86,13 @@ step "plan $source" quantkit plan "$source" --to int4 "${room[@]}" "${jobs[@]}" 
 
 step "memory-plan of $source as INT4" quantkit memory-plan "$source" --to int4 "${serving[@]}" "${common[@]}"
 
-# conversion.json is written last but one; .quantkit lies in an output whose publishing was cut, which convert mends.
-if [ -f "$output/conversion.json" ] && [ ! -d "$output/.quantkit" ]; then
+# A try that was killed behind its rename has left what is no output in OUTPUT: convert removes it, and says that OUTPUT
+# exists already.
+if [ -f "$output/conversion.json" ] && { [ -d "$output/.quantkit" ] || [ -d "$output/.quantkit.done" ]; }; then
+  quantkit convert "$source" --to int4 -o "$output" 2>/dev/null || true
+fi
+
+if [ -f "$output/conversion.json" ]; then
   if [ -z "$smoke" ]; then
     if is_partial "$output"; then refuse "$output is the output of a smoke run: remove it, or give another OUTPUT"; fi
   elif ! is_partial "$output"; then

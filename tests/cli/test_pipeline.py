@@ -152,11 +152,13 @@ def test_a_retry_after_a_kill_goes_on(pipeline, tiny_checkpoint, tmp_path):
     assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "golden")
 
 
-def test_a_kill_behind_the_rename_is_mended(pipeline, tiny_checkpoint, tmp_path):
+@pytest.mark.parametrize("mark", [".quantkit", ".quantkit.done"])
+def test_a_kill_behind_the_rename_is_mended(mark, pipeline, tiny_checkpoint, tmp_path):
     source = tiny_checkpoint().directory
     convert(source, tmp_path / "out")
     golden = directory_bytes(tmp_path / "out")
-    (tmp_path / "out" / ".quantkit").mkdir()  # what is no output goes last of all
+    (tmp_path / "out" / mark).mkdir()  # what is no output goes last of all
+    (tmp_path / "out" / mark / "run.json").write_text("{}")
     result = pipeline.run(source, "out")
     assert result.returncode == 0, result.stderr
     assert "convert" in pipeline.calls()

@@ -11,19 +11,11 @@ from typing import Any
 
 import pytest
 
-# name of the function in ``os``, and which of its arguments says what is changed
-CHANGES = {
-    "open": 0,
-    "write": 0,
-    "pwrite": 0,
-    "fsync": 0,
-    "fdatasync": 0,
-    "ftruncate": 0,
-    "mkdir": 0,
-    "rename": 0,
-    "unlink": 0,
-    "rmdir": 0,
-}
+# functions in ``os`` whose first argument says what is changed
+CHANGES = (
+    *("open", "write", "pwrite", "fsync", "fdatasync", "ftruncate"),
+    *("mkdir", "rename", "replace", "unlink", "rmdir"),
+)
 Fault = Callable[[str, tuple[Any, ...], Callable[..., Any]], Any]
 
 
@@ -62,8 +54,9 @@ def die_in_the_middle(name: str, arguments: tuple[Any, ...], call: Callable[...,
 class Faults:
     """Counts the calls that change something below ``root``; ``at`` is the number of the one that fails."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, *, removals: bool = False) -> None:
+        """``removals``: calls within a directory that is being removed count too; no error there may hurt."""
+        self.root, self.removals = root, removals
         self.calls: list[str] = []
         self._lock = Lock()
 
@@ -81,7 +74,7 @@ class Faults:
                 return call(*arguments, **keywords)
             with self._lock:
                 number = len(self.calls)
-                self.calls.append(f"{name} {self._path_of(arguments[0])}")
+                self.calls.append(f"{name} {self._path_of(arguments[0], keywords)}")
             if number == at:
                 return fault(name, arguments, lambda *changed: call(*changed, **keywords))
             return call(*arguments, **keywords)
@@ -91,10 +84,13 @@ class Faults:
     def _is_change(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
         if name == "open" and not (len(arguments) > 1 and arguments[1] & os.O_CREAT):
             return False
-        # within a directory that is being removed: no error there may hurt
-        return "dir_fd" not in keywords and self._path_of(arguments[0]).startswith(str(self.root))
+        if keywords.get("dir_fd") is not None and not self.removals:
+            return False
+        return self._path_of(arguments[0], keywords).startswith(str(self.root))
 
-    def _path_of(self, what: Any) -> str:
+    def _path_of(self, what: Any, keywords: dict[str, Any]) -> str:
+        if keywords.get("dir_fd") is not None:
+            return os.path.join(self._path_of(keywords["dir_fd"], {}), os.fspath(what))  # noqa: PTH118
         if isinstance(what, int):
             try:
                 return str(Path(f"/proc/self/fd/{what}").readlink())

@@ -123,8 +123,9 @@ def test_what_does_not_go_together(source, tmp_path):
     with pytest.raises(UsageError, match="--rank 2 is none of 2"):
         convert_share(conversion(source, tmp_path / "out", 2, 2))
     convert_share(conversion(source, tmp_path / "out", 0, 2))
-    with pytest.raises(UsageError, match="world_size was 2 and is 3"):
+    with pytest.raises(UsageError, match="world_size was 2 and is 3") as caught:
         convert_share(conversion(source, tmp_path / "out", 0, 3))
+    assert caught.value.remedy.endswith("to start over, remove the directory")
     with pytest.raises(UsageError, match="world_size was 2 and is 1"):
         convert(source, tmp_path / "out")
     other = conversion(source, tmp_path / "out", 1, 2)
@@ -183,6 +184,8 @@ def test_processes_side_by_side_and_one_of_them_killed(source, golden, tmp_path)
         (("--rank", "0", "--world-size", "2", "--finalize"), "--finalize comes after all ranks"),
         (("--rank", "0", "--world-size", "2", "--no-resume"), "would throw away what other ranks have made"),
         (("--finalize",), "no rank has begun"),
+        (("--max-memory", "0"), "--max-memory 0 is no memory"),
+        (("--max-memory", "-1"), "--max-memory -1 is no memory"),
     ],
 )
 def test_options_that_do_not_go_together(options, words, source, tmp_path):

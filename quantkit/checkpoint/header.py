@@ -19,6 +19,7 @@ MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses longer ones to
 _LENGTH_BYTES = 8
 _LARGEST_COUNT = 1 << 50  # elements, bytes: a petabyte
 _MAX_DIMENSIONS = 32
+_ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
 _DOWNLOAD_AGAIN = "download this shard again"
 
 
@@ -158,6 +159,10 @@ def _metadata(value: Any, path: Path) -> dict[str, str]:
     return value
 
 
+def _is_span(begin: int, end: int) -> bool:
+    return 0 <= begin < _LARGEST_COUNT and 0 <= end < _LARGEST_COUNT
+
+
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_COUNT
 
@@ -176,7 +181,7 @@ def _tensor(name: str, entry: Any, path: Path, data_begin: int) -> StoredTensor:
         name.encode()
     except UnicodeEncodeError:
         _fail(path, "a tensor name is not valid UTF-8", tensor=ascii(name), remedy="the file is corrupt")
-    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+    if not isinstance(entry, dict) or entry.keys() != _ENTRY_KEYS:
         fail("its header entry is not {dtype, shape, data_offsets}")
     shape, offsets = entry["shape"], entry["data_offsets"]
     dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
@@ -192,7 +197,7 @@ def _tensor(name: str, entry: Any, path: Path, data_begin: int) -> StoredTensor:
     spec = _spec(dtype, tuple(shape))
     if spec is None:
         fail(f"has shape {str(shape)[:80]}")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
+    if not isinstance(offsets, list) or list(map(type, offsets)) != [int, int] or not _is_span(*offsets):
         fail(f"has data_offsets {offsets!r}")
     if offsets[1] - offsets[0] != spec.num_bytes:
         fail(f"{spec} needs {spec.num_bytes} bytes, its data_offsets span {offsets[1] - offsets[0]}")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
@@ -28,6 +29,13 @@ class Request:
     @property
     def name(self) -> str:
         return self.path.partition("?")[0].rpartition("/")[2]
+
+
+@lru_cache(maxsize=64)
+def digest_of(path: Path, mtime_ns: int) -> str:
+    """sha256 of a file: a hub does not compute it for every request."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -82,7 +90,7 @@ class Hub(BaseHTTPRequestHandler):
         """What the hub says of a large file."""
         if not (self.lists_hashes and name.endswith(".safetensors")):
             return {}
-        digest = hashlib.sha256((self.directory / name).read_bytes()).hexdigest()
+        digest = digest_of(self.directory / name, (self.directory / name).stat().st_mtime_ns)
         return {"lfs": {"sha256": digest, "size": size, "pointerSize": 135}}
 
     def answer_file(self, path: Path) -> None:
@@ -97,7 +105,7 @@ class Hub(BaseHTTPRequestHandler):
         size = path.stat().st_size
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if match is None:
-            etag = hashlib.sha256(path.read_bytes()).hexdigest()
+            etag = digest_of(path, path.stat().st_mtime_ns)
             headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Content-Length": str(size)}
             self.send_part(path, 200, (0, size), headers)
         else:

@@ -209,19 +209,19 @@ def _errors_said(what: str, remedy: str) -> Iterator[None]:
             ) from error
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
         remedy = "log in with `hf auth login`, as somebody who may read it" if status in {401, 403} else remedy
-        raise failed(f"cannot be fetched ({_first_line(error)})", remedy) from error
+        raise failed(f"cannot be fetched ({shown(error)})", remedy) from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise failed(
-            f"the hub's answer is not understood ({_first_line(error)})",
+            f"the hub's answer is not understood ({shown(error)})",
             "check HF_ENDPOINT, and whether a proxy or a login page answers in the hub's place",
         ) from error
 
 
-def _first_line(error: Exception) -> str:
-    """The client's words without what must not be shown: the token, and the signatures in addresses."""
+def shown(said: object) -> str:
+    """The first line of what the client or the hub says, without the token, and the secrets in addresses."""
     from huggingface_hub import get_token
 
-    line = (str(error).splitlines() or [type(error).__name__])[0]
+    line = next(iter(str(said).splitlines()), "") or type(said).__name__
     line = re.sub(r"(https?://)[^/@\s'\"]*@", r"\1", line)
     line = re.sub(r"(https?://[^?\s'\"]*)\?[^\s'\"]*", r"\1", line)
     line = re.sub(r"(?i)bearer\s+[^\s'\"]+", "the token", line)

@@ -7,16 +7,16 @@ upload that was interrupted. Failures are SourceErrors that say what to do; the 
 
 import glob
 import hashlib
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from quantkit import __version__
+from quantkit.checkpoint.hub import shown
 from quantkit.checkpoint.output import WORK_NAME
 from quantkit.checkpoint.reader import hash_file
 from quantkit.convert.conversion import Conversion
@@ -271,24 +271,14 @@ def _told(target: PushTarget) -> Iterator[None]:
         elif isinstance(error, HfHubHTTPError):
             problem, remedy = _answer(error.response.status_code, error.server_message)
         elif isinstance(error, httpx.HTTPError | OSError | RuntimeError):
-            problem, remedy = f"the upload broke off ({_shown(error)})", f"check the network, then {_AGAIN}"
+            problem, remedy = f"the upload broke off ({shown(error)})", f"check the network, then {_AGAIN}"
         else:
-            problem = f"the hub's answer is not understood ({_shown(error)})"
+            problem = f"the hub's answer is not understood ({shown(error)})"
             remedy = "check HF_ENDPOINT, and whether a proxy or a login page answers in the hub's place"
         raise SourceError(f"{target.hub_id}: {problem}", remedy=remedy) from raised
 
 
 def _answer(status: int, message: str | None) -> tuple[str, str]:
     problem, remedy = _STATUS.get(status, ("the hub is in trouble" if status >= 500 else "the hub refuses", _AGAIN))
-    said = f", {_shown(message)}" if message else ""
+    said = f", {shown(message)}" if message else ""
     return f"{problem} ({status}{said})", remedy
-
-
-def _shown(what: Any) -> str:
-    """The first line, without the token and the signatures in addresses."""
-    from huggingface_hub import get_token
-
-    line = next(iter(str(what).splitlines()), "") or type(what).__name__
-    line = re.sub(r"(https?://)(?:[^/@\s'\"]*@)?([^?\s'\"]*)\?[^\s'\"]*", r"\1\2", line)
-    token = get_token()
-    return line.replace(token, "the token") if token else line

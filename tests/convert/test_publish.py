@@ -237,7 +237,7 @@ def answering(status: int, part: str):
     def answer(handler: UploadHub):
         if part not in handler.path:
             return False
-        said = f"told: {handler.headers.get('Authorization')}"
+        said = f"told: {handler.headers.get('Authorization')} at http://user:password@proxy/path"
         handler.reply(status, {"error": said})
         return True
 
@@ -270,6 +270,7 @@ def test_answers_of_the_hub_are_said_with_a_remedy_and_without_the_token(status,
         assert one in text
     assert remedy in caught.value.remedy
     assert TOKEN not in text
+    assert "password" not in text
     assert "secret_signature" not in text
     hub.trouble = lambda _: False
     push(output)

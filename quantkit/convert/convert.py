@@ -8,7 +8,7 @@ from typing import Any
 
 from quantkit.checkpoint.disk import named_errors, write_file
 from quantkit.checkpoint.output import OutputDirectory, check_target
-from quantkit.checkpoint.reader import copy_file, hash_file
+from quantkit.checkpoint.reader import copy_file
 from quantkit.checkpoint.sidecars import README_NAME
 from quantkit.checkpoint.source import CONFIG_NAME, INDEX_NAME
 from quantkit.convert.card import model_card
@@ -16,7 +16,7 @@ from quantkit.convert.conversion import Conversion, Executor, told_what_is_kept,
 from quantkit.convert.execution import Execution
 from quantkit.convert.manifest import manifest_document
 from quantkit.errors import VerificationError
-from quantkit.integrity.manifest import MANIFEST_NAME, FileRecord, write_json
+from quantkit.integrity.manifest import MANIFEST_NAME, record_of, write_json
 from quantkit.integrity.weight_errors import ClassError, class_errors
 from quantkit.plan.plan import Plan
 from quantkit.verify.report import Finding
@@ -97,7 +97,7 @@ def write_documents(
         with named_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             copy_file(sidecar.path, path)
-        records[sidecar.name] = _record(path)
+        records[sidecar.name] = record_of(path)
     documents: dict[str, Mapping[str, Any]] = {
         CONFIG_NAME: plan.config,
         INDEX_NAME: {"metadata": {"total_size": plan.tensor_bytes}, "weight_map": plan.weight_map},
@@ -105,15 +105,11 @@ def write_documents(
     for name, document in documents.items():
         with named_errors(directory / name):
             write_json(directory / name, document)
-        records[name] = _record(directory / name)
+        records[name] = record_of(directory / name)
     manifest = manifest_document(plan, execution, classes, provenance, directory)
     with named_errors(directory / README_NAME):
         write_file(directory / README_NAME, model_card(manifest, plan.config).encode())
-    records[README_NAME] = _record(directory / README_NAME)
+    records[README_NAME] = record_of(directory / README_NAME)
     manifest["output"]["files"] = {name: record.document() for name, record in sorted(records.items())}
     with named_errors(directory / MANIFEST_NAME):
         write_json(directory / MANIFEST_NAME, manifest)
-
-
-def _record(path: Path) -> FileRecord:
-    return FileRecord(file_bytes=path.stat().st_size, sha256=hash_file(path))

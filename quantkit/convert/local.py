@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from quantkit.checkpoint.disk import flush, free_bytes, named_errors
-from quantkit.checkpoint.reader import Digest, hash_file
+from quantkit.checkpoint.reader import Digest
 from quantkit.checkpoint.source import Shard, stamp_of
 from quantkit.checkpoint.writer import ShardWriter
 from quantkit.convert.execution import Execution
@@ -16,7 +16,7 @@ from quantkit.convert.resume import input_stamps
 from quantkit.convert.spool import NUM_FETCHERS, Spool
 from quantkit.convert.worker import TaskReport, run_task, write_constants
 from quantkit.errors import ResourceError, SourceError
-from quantkit.integrity.manifest import FileRecord
+from quantkit.integrity.manifest import FileRecord, record_of
 from quantkit.machine import bytes_text
 from quantkit.plan.plan import Action, Plan, PlannedShard
 from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks, task_bytes_of
@@ -270,8 +270,7 @@ class _Run:
 
     def _hash_source_step(self, source: Shard) -> Step:
         def step() -> Callable[[], None]:
-            sha256 = hash_file(source.path, stop=self.follow_ups.stop)
-            record = FileRecord(file_bytes=source.path.stat().st_size, sha256=sha256)
+            record = record_of(source.path, self.follow_ups.stop)
             return lambda: self._book_source(source, record)
 
         return step

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, TypeVar
 from quantkit import __version__
 from quantkit.checkpoint.hub import shown
 from quantkit.checkpoint.output import WORK_NAME
-from quantkit.checkpoint.reader import hash_file
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import ConvertReport
 from quantkit.convert.manifest import differences, recorded_errors
 from quantkit.errors import QuantkitError, SourceError, UsageError, VerificationError
-from quantkit.integrity.manifest import MANIFEST_NAME, FileRecord, read_manifest
+from quantkit.integrity.manifest import MANIFEST_NAME, FileRecord, read_manifest, record_of
 from quantkit.threads import ReportProgress
 from quantkit.verify.hashes import check_hashes
 from quantkit.verify.report import Finding
@@ -151,8 +150,7 @@ def _checked_records(output: Path, *, num_jobs: int, report_progress: ReportProg
         raise VerificationError(
             finding.message, file=output / (finding.file or ""), remedy="convert again; nothing was uploaded"
         )
-    path = output / MANIFEST_NAME
-    return {**records, MANIFEST_NAME: FileRecord(file_bytes=path.stat().st_size, sha256=hash_file(path))}
+    return {**records, MANIFEST_NAME: record_of(output / MANIFEST_NAME)}
 
 
 def _refuse_incomplete(output: Path) -> None:

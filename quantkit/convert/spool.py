@@ -16,10 +16,10 @@ from threading import Event, Lock
 from quantkit.checkpoint.disk import named_errors, write_bytes
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.hub import Repository, fetch_file, forget_file, read_range
-from quantkit.checkpoint.reader import hash_file, read_bytes
+from quantkit.checkpoint.reader import read_bytes
 from quantkit.checkpoint.source import CONFIG_NAME, Checkpoint, Shard
 from quantkit.errors import SourceError, UsageError
-from quantkit.integrity.manifest import FileRecord
+from quantkit.integrity.manifest import FileRecord, record_of
 from quantkit.machine import bytes_text
 from quantkit.plan.plan import Job, PlannedShard
 from quantkit.tensors import U8, TensorSpec
@@ -240,7 +240,7 @@ class Spool:
         listed = self.repository.files[name]
         for _ in range(2):
             path = fetch_file(self.repository, name, self.files, stop)
-            record = FileRecord(file_bytes=path.stat().st_size, sha256=hash_file(path, stop=stop))
+            record = record_of(path, stop)
             is_length = record.file_bytes == (listed.num_bytes if file_bytes is None else file_bytes)
             if (is_length or listed.num_bytes is None) and listed.sha256 in (None, record.sha256):
                 return record

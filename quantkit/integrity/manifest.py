@@ -7,9 +7,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from threading import Event
 from typing import Any
 
 from quantkit.checkpoint.disk import write_file
+from quantkit.checkpoint.reader import hash_file
 from quantkit.errors import VerificationError
 
 MANIFEST_NAME = "conversion.json"
@@ -25,6 +27,12 @@ class FileRecord:
 
     def document(self) -> dict[str, Any]:
         return {"bytes": self.file_bytes, "sha256": self.sha256}
+
+
+def record_of(path: Path, stop: Event | None = None) -> FileRecord:
+    """Of a file as it lies here; ``StoppedError`` soon after ``stop``."""
+    sha256 = hash_file(path, stop=stop)  # first, because its errors have names
+    return FileRecord(file_bytes=path.stat().st_size, sha256=sha256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,9 +68,22 @@ def write_file(path: Path, content: Buffer) -> None:
         os.close(descriptor)
 
 
+def is_own_directory(path: Path) -> bool:
+    """A directory, and no link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def remove(path: Path) -> None:
+    """Whatever it is; nothing behind links."""
+    if is_own_directory(path):
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
 def flush_tree(path: Path) -> None:
     """A file, or a directory with all that lies in it; nothing behind links."""
-    if path.is_dir() and not path.is_symlink():
+    if is_own_directory(path):
         for inner in path.iterdir():
             flush_tree(inner)
     flush(path)

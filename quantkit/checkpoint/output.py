@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from quantkit.checkpoint.disk import flush, flush_tree, named_errors, write_file
+from quantkit.checkpoint.disk import flush, flush_tree, is_own_directory, named_errors, remove, write_file
 from quantkit.errors import QuantkitError, ResourceError, UsageError
 
 WORK_NAME = ".quantkit"
@@ -63,14 +63,14 @@ def _overlap(source: Path, place: Path) -> bool:
 def _finish_publishing(target: Path) -> None:
     """Of a run that was killed behind its rename: the output is whole, and still carries what is no output."""
     marks = [target / name for name in (WORK_NAME, _DONE_NAME)]
-    if target.is_symlink() or not any(mark.is_dir() and not mark.is_symlink() for mark in marks):
+    if target.is_symlink() or not any(map(is_own_directory, marks)):
         return
     if not (target / _MANIFEST_NAME).is_file() or not any((mark / _RUN_NAME).is_file() for mark in marks):
         return  # whosever it is
     with suppress(OSError, QuantkitError):
         lock = _locked(target, exclusive=True)  # nobody is just about to do it
         for mark in marks:
-            if mark.is_dir() and not mark.is_symlink():
+            if is_own_directory(mark):
                 _remove_work(mark)
         os.close(lock)
 
@@ -103,12 +103,8 @@ def _locked(path: Path, *, exclusive: bool, flags: int = os.O_RDONLY | os.O_DIRE
 
 def _remove_work(work: Path) -> None:
     """The run's document last: by it the rest is known, and believed only with it."""
-    for path in work.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != _RUN_NAME:
-            path.unlink()
-    (work / _RUN_NAME).unlink(missing_ok=True)
+    for path in sorted(work.iterdir(), key=lambda path: path.name == _RUN_NAME):
+        remove(path)
     work.rmdir()
 
 
@@ -186,10 +182,7 @@ class OutputDirectory:
             for path in sorted(self.directory.iterdir()):
                 if path.name == WORK_NAME or path.name in kept or (among is not None and path.name not in among):
                     continue
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+                remove(path)
 
     def _leave(self) -> None:
         """Remove what is not worth keeping; the locks go last, so that nobody takes over what is going away."""
@@ -256,9 +249,7 @@ class OutputDirectory:
 
     def _check_ours(self) -> None:
         """Marked by us, or empty: killed before the mark."""
-        is_directory = self.directory.is_dir() and not self.directory.is_symlink()
-        is_marked = self.work.is_dir() and not self.work.is_symlink()
-        if is_directory and (is_marked or not any(self.directory.iterdir())):
+        if is_own_directory(self.directory) and (is_own_directory(self.work) or not any(self.directory.iterdir())):
             return
         raise UsageError("exists and is not ours", file=self.directory, remedy="move it away, or choose another -o")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Lock
 
-from quantkit.checkpoint.disk import named_errors, write_bytes
+from quantkit.checkpoint.disk import is_own_directory, named_errors, remove, write_bytes
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.hub import Repository, fetch_file, forget_file, read_range
 from quantkit.checkpoint.reader import read_bytes
@@ -128,13 +128,10 @@ class Spool:
         (self.directory / _SPANS_NAME).mkdir()
         kept = {path: path.stat().st_size for path in self.files.iterdir() if self._is_worth_keeping(path)}
         for path in self.files.iterdir():
-            if path.name == _CLIENT_NAME and not path.is_symlink() and path.is_dir():
+            if path.name == _CLIENT_NAME and is_own_directory(path):
                 continue  # where begun downloads lie
             if path not in kept or sum(kept.values()) > self.most_bytes:
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+                remove(path)
         for path in self.files.rglob("*"):
             if path.is_symlink():
                 path.unlink()

@@ -190,11 +190,10 @@ class Spool:
 
     def _serve(self, name: str, span: Span) -> None:
         """A span for ``name``, out of a shard that is here: kept, or compared with what was fetched before."""
-        pieces = list(self._pieces(span))
         known = self._digests.get((name, span))
         if known is None:
-            self._keep(name, span, pieces)
-        elif known != _digest(pieces):
+            self._keep(name, span, self._pieces(span))
+        elif known != _digest(self._pieces(span)):
             raise SourceError(
                 "the hub has sent other bytes for a range of it than for the whole",
                 file=f"{self.repository}: {span.shard}",

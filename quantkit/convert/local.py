@@ -56,7 +56,8 @@ def execute(
     try:
         # the hash of a shard is one thread's work: it keeps up with a shard that has not many more to itself
         run.follow_ups.width = max(1, num_jobs // _JOBS_PER_HASH)
-        run_steps(run.steps(), num_jobs=num_jobs, follow_ups=run.follow_ups, num_fetchers=NUM_FETCHERS)
+        run.feed()
+        run_steps((), num_jobs=num_jobs, follow_ups=run.follow_ups, num_fetchers=NUM_FETCHERS)
     finally:
         run.abort()
     return run.execution
@@ -92,8 +93,8 @@ class _Run:
     planned: dict[str, PlannedShard] = field(default_factory=dict)
     sources: dict[str, Shard] = field(default_factory=dict)
 
-    def steps(self) -> Iterator[Step]:
-        """Nothing at once: a feed for each shard, of the hash of its source and its tasks, or of what is fetched."""
+    def feed(self) -> None:
+        """A feed for each shard, of the hash of its source and its tasks; or what is to be fetched first."""
         self.sources = {source.name: source for source in self.plan.checkpoint.shards}
         self.planned = planned = {shard.name: shard for shard in self.plan.shards}
         only, done = self.share.only, self.share.done
@@ -113,7 +114,6 @@ class _Run:
             shard_steps = () if shard is None or is_done else self._shard_steps(shard)
             self.follow_ups.feeds.append(chain(hash_steps, shard_steps))
         self._fetch_more()
-        return iter(())
 
     def abort(self) -> None:
         """Remove what is not finished: open, or closed and not hashed."""
@@ -260,13 +260,13 @@ class _Run:
 
     def _book_output(self, opened: _OpenShard, record: FileRecord) -> None:
         shard = opened.shard
-        self._check_unchanged(input_stamps(self.plan, self.planned[shard.name]))
+        inputs = input_stamps(self.plan, self.planned[shard.name])
+        self._check_unchanged(inputs)
         self.execution.output_records[shard.name] = record
         if self.share.journal is not None:
             names = [job.weight.name for job in shard.jobs if job.action == Action.INT4]
             errors = tuple(map(self.execution.rows.error, names))
-            stamps = input_stamps(self.plan, self.planned[shard.name])
-            self.share.journal.add_output(shard.name, OutputEntry(record=record, inputs=stamps, errors=errors))
+            self.share.journal.add_output(shard.name, OutputEntry(record=record, inputs=inputs, errors=errors))
 
     def _hash_source_step(self, source: Shard) -> Step:
         def step() -> Callable[[], None]:

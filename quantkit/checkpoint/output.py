@@ -38,7 +38,7 @@ def check_target(target: Path, source: Path | None) -> None:
 
 def _check_target(target: Path, source: Path | None) -> None:
     if target.exists() or target.is_symlink():
-        _finish_publishing(target)
+        finish_publishing(target)
         raise UsageError("exists already", file=target, remedy="choose another directory with -o, or remove it")
     resolved = target.resolve()
     if source is not None:
@@ -60,19 +60,19 @@ def _overlap(source: Path, place: Path) -> bool:
     return source == place or source in place.parents or place in source.parents
 
 
-def _finish_publishing(target: Path) -> None:
+def finish_publishing(target: Path) -> None:
     """Of a run that was killed behind its rename: the output is whole, and still carries what is no output."""
-    marks = [target / name for name in (WORK_NAME, _DONE_NAME)]
-    if target.is_symlink() or not any(map(is_own_directory, marks)):
-        return
-    if not (target / _MANIFEST_NAME).is_file() or not any((mark / _RUN_NAME).is_file() for mark in marks):
+    marks = [mark for name in (WORK_NAME, _DONE_NAME) if is_own_directory(mark := target / name)]
+    is_whole = not target.is_symlink() and (target / _MANIFEST_NAME).is_file()
+    if not is_whole or not any((mark / _RUN_NAME).is_file() for mark in marks):
         return  # whosever it is
     with suppress(OSError, QuantkitError):
         lock = _locked(target, exclusive=True)  # nobody is just about to do it
-        for mark in marks:
-            if is_own_directory(mark):
+        try:
+            for mark in marks:
                 _remove_work(mark)
-        os.close(lock)
+        finally:
+            os.close(lock)
 
 
 def partial_of(target: Path) -> Path:
@@ -138,8 +138,8 @@ class OutputDirectory:
     def publish(self) -> None:
         """Flush every file and name, then rename: a power cut leaves either no target or a complete one.
 
-        What is no output goes last of all, so that a run which is cut here can be taken up again. Signals wait, so that
-        nobody hears 'interrupted' of an output that is there.
+        What is no output goes last of all; where this run is cut, the next does it by ``finish_publishing``. Signals
+        wait, so that nobody hears 'interrupted' of an output that is there.
         """
         assert self._rank is None
         with named_errors(self.target):

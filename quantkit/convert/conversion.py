@@ -128,7 +128,7 @@ def check_resources(conversion: Conversion, only: frozenset[str], done: Entries,
 
 @contextmanager
 def told_what_is_kept(conversion: Conversion, output: OutputDirectory) -> Iterator[None]:
-    """Whatever ends the work says how to go on; work that verification found wrong is not gone on from."""
+    """What ends the work says how to go on, but for a refusal; work that verification found wrong is thrown away."""
     try:
         yield
     except VerificationError:

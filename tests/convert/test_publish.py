@@ -310,6 +310,14 @@ def test_a_complete_output_of_the_same_run_is_known_again(source, output, hub):
     assert [one.role for one in made.classes] == ["routed_expert"]
 
 
+@pytest.mark.parametrize("mark", [".quantkit", ".quantkit.done"])
+def test_an_output_whose_publishing_was_cut_is_pushed_without_what_is_no_output(mark, source, output, hub):
+    (output / mark).mkdir()
+    (output / mark / "run.json").write_text("{}")
+    assert prepare(conversion(source, output), PushTarget(hub_id=NAME)) is not None
+    assert not (output / mark).exists()
+
+
 @pytest.mark.parametrize("change", ["recipe", "shard", "config", "sidecar", "version"])
 def test_an_output_of_another_run_is_refused(change, source, output, hub):
     changes = {}

@@ -3,7 +3,6 @@
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from simulated_clock import Clock
@@ -75,9 +74,9 @@ def costs(plan: Plan, machines: Machines, clock: Clock) -> list[tuple[str, Any]]
         writer.written += task.source_bytes
         return TaskReport(task=task, error2_R=(), weight2_R=())  # type: ignore[arg-type]
 
-    def hash_file(path: Path, *, stop: Any = None) -> str:
+    def record_of(path: Path, stop: Any = None) -> FileRecord:
         clock.spend("core", source_bytes[path.name] / HASH_BYTES)
-        return ""
+        return FileRecord(file_bytes=source_bytes[path.name], sha256="")
 
     def take(digest: Any, path: Path, first: int, last: int, *, stop: Any = None) -> None:
         clock.spend("core", (last - first) / HASH_BYTES)
@@ -112,12 +111,11 @@ def costs(plan: Plan, machines: Machines, clock: Clock) -> list[tuple[str, Any]]
     local = "quantkit.convert.local"
     return [
         (f"{local}.run_task", run_task),
-        (f"{local}.hash_file", hash_file),
+        (f"{local}.record_of", record_of),
         (f"{local}.Digest.take", take),
         (f"{local}.write_constants", lambda *_: None),
         (f"{local}.ShardWriter", Writer),
         (f"{local}.named_errors", lambda path: nullcontext()),
-        (f"{local}.Path.stat", lambda path: SimpleNamespace(st_size=source_bytes[path.name])),
         (f"{local}.stamp_of", stamps.__getitem__),
         (f"{local}.flush", lambda path: None),
         (f"{local}.free_bytes", lambda path: 1 << 60),

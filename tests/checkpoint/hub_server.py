@@ -147,12 +147,19 @@ def serve(directory: Path, port: int = 0) -> Iterator[tuple[type[Hub], str]]:
     """The handler class, whose attributes a test may change, and the address. No answer outlives the context."""
     fresh = {"directory": directory, "troubles": iter(()), "requests": [], "served": Counter()}
     handler = type("Handler", (Hub,), fresh)
+    with listen(handler, port) as address:
+        yield handler, address
+
+
+@contextmanager
+def listen(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[str]:
+    """The address where it answers, each request in a thread of its own; no answer outlives the context."""
     server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     server.daemon_threads = False  # so that closing waits for them, and their counts are final
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)  # looks so often for the end
     thread.start()
     try:
-        yield handler, f"http://127.0.0.1:{server.server_port}"
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

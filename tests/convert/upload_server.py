@@ -12,10 +12,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import yaml
+
+from tests.checkpoint.hub_server import listen
 
 TOKEN = "hf_secret_upload_token"
 LFS_BYTES = 10 << 20  # of a file that is no shard
@@ -221,13 +223,5 @@ def serve_uploads() -> Iterator[tuple[type[UploadHub], str]]:
     """The handler class, whose attributes a test may change, and the address. No answer outlives the context."""
     fresh = {"repositories": {}, "objects": {}, "requests": [], "lock": threading.Lock(), "trouble": lambda _: False}
     handler = type("Handler", (UploadHub,), fresh)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = False
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield handler, f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with listen(handler) as address:
+        yield handler, address

@@ -1,6 +1,9 @@
 """Conversions in tests, and what compressed-tensors makes of the same weights."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from quantkit.plan.make import make_plan
 from quantkit.recipe import override
 from quantkit.sources import resolve_source
 
+PROGRAM = "from quantkit.cli.app import main; main()"
+
 
 def convert(
     source: Path, target: Path, *, num_jobs: int = 2, allow_unmatched: bool = False, **changes: Any
@@ -27,6 +32,20 @@ def convert(
     recipe = override(resolved.recipe, **changes)
     plan = make_plan(recipe, resolved.family, resolved.checkpoint, allow_unmatched=allow_unmatched)
     return convert_checkpoint(Conversion(plan=plan, target=target, num_jobs=num_jobs))
+
+
+def start_command(endpoint: str, home: Path, token: str, *arguments: object) -> "subprocess.Popen[str]":
+    """`quantkit convert` in a process of its own that asks a hub at ``endpoint``, with a cache of its own."""
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(home),
+        "HF_TOKEN": token,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_OFFLINE": "0",
+    }
+    command = [sys.executable, "-c", PROGRAM, "convert", *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def load_output(directory: Path) -> dict[str, torch.Tensor]:

@@ -7,8 +7,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -32,7 +30,7 @@ from quantkit.plan.make import make_plan
 from quantkit.plan.part import limited
 from quantkit.sources import resolve_source
 from tests.checkpoint.hub_server import COMMIT, REPOSITORY, Hub, serve
-from tests.convert.helpers import directory_bytes
+from tests.convert.helpers import directory_bytes, start_command
 
 TOKEN = "hf_secret_token"
 SHARDS = [f"model-{number:05d}-of-00004.safetensors" for number in range(1, 5)]
@@ -319,20 +317,8 @@ def test_a_moved_revision_is_another_run(hub, source, tmp_path, monkeypatch):
     assert COMMIT in str(caught.value)
 
 
-PROGRAM = "from quantkit.cli.app import main; main()"
-
-
 def start(endpoint, tmp_path, *options):
-    command = [sys.executable, "-c", PROGRAM, "convert", REPOSITORY, "-o", str(tmp_path / "out"), *options]
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": endpoint,
-        "HF_HOME": str(tmp_path / "home"),
-        "HF_TOKEN": TOKEN,
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_OFFLINE": "0",
-    }
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return start_command(endpoint, tmp_path / "home", TOKEN, REPOSITORY, "-o", tmp_path / "out", *options)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -15,9 +15,7 @@ from quantkit import machine
 from quantkit.errors import ResourceError
 from quantkit.plan import resources
 from quantkit.plan.resources import BASE_BYTES, WORKER_BYTES, choose_jobs, memory_bytes
-from tests.convert.helpers import convert, directory_bytes, load_output, same
-
-PROGRAM = "from quantkit.cli.app import main; main()"
+from tests.convert.helpers import PROGRAM, convert, directory_bytes, load_output, same
 
 
 def command(source, target, *options):

@@ -1,11 +1,8 @@
 """An output is uploaded by the real client to a local server, without Xet; the bytes that arrive are the output's."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,7 +15,7 @@ from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import convert_checkpoint
 from quantkit.convert.publish import PushTarget, prepare, publish_output
 from quantkit.errors import SourceError, UsageError, VerificationError
-from tests.convert.helpers import directory_bytes
+from tests.convert.helpers import directory_bytes, start_command
 from tests.convert.plans import plan_of
 from tests.convert.upload_server import TOKEN, Repository, UploadHub, serve_uploads
 
@@ -363,20 +360,8 @@ def test_an_incomplete_source_is_refused_before_it_is_converted(tiny_checkpoint,
         prepare(planned, PushTarget(hub_id=NAME))
 
 
-PROGRAM = "from quantkit.cli.app import main; main()"
-
-
 def start(endpoint, tmp_path, *arguments):
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": endpoint,
-        "HF_HOME": str(tmp_path / "home"),
-        "HF_TOKEN": TOKEN,
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_OFFLINE": "0",
-    }
-    command = [sys.executable, "-c", PROGRAM, "convert", *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return start_command(endpoint, tmp_path / "home", TOKEN, *arguments)
 
 
 def run(endpoint, tmp_path, *arguments):

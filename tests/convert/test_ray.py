@@ -18,7 +18,7 @@ from quantkit.convert.convert import convert_checkpoint
 from quantkit.convert.ray_executor import RayExecutor
 from quantkit.errors import SourceError
 from tests.checkpoint.hub_server import REPOSITORY, serve
-from tests.convert.helpers import convert, directory_bytes
+from tests.convert.helpers import PROGRAM, convert, directory_bytes
 from tests.convert.plans import plan_of
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
@@ -110,8 +110,7 @@ def test_a_bad_source_is_the_same_error_and_finished_work_is_kept(source, cluste
 
 
 def test_nodes_stream_from_the_hub(source, cluster, tmp_path):
-    program = "from quantkit.cli.app import main; main()"
-    command = [sys.executable, "-c", program, "convert", REPOSITORY, "-q"]
+    command = [sys.executable, "-c", PROGRAM, "convert", REPOSITORY, "-q"]
     by_nodes = ["-o", str(tmp_path / "out"), "--executor", "ray", "--ray-address", cluster.address]
     env = {**os.environ, **HUB, "HF_HOME": str(tmp_path / "home")}
     with serve(source.directory, PORT) as (handler, _):
@@ -125,8 +124,7 @@ def test_nodes_stream_from_the_hub(source, cluster, tmp_path):
 
 def test_the_command(source, cluster, tmp_path):
     convert(source.directory, tmp_path / "golden")
-    program = "from quantkit.cli.app import main; main()"
-    command = [sys.executable, "-c", program, "convert", "source", "-o", "out", "-q", "--executor", "ray"]
+    command = [sys.executable, "-c", PROGRAM, "convert", "source", "-o", "out", "-q", "--executor", "ray"]
     ran = subprocess.run(
         [*command, "--ray-address", cluster.address], capture_output=True, text=True, check=False, cwd=tmp_path
     )
@@ -144,8 +142,7 @@ def test_the_command(source, cluster, tmp_path):
     ],
 )
 def test_options_that_do_not_go_together(options, words, source, tmp_path):
-    program = "from quantkit.cli.app import main; main()"
-    command = [sys.executable, "-c", program, "convert", str(source.directory), "-o", str(tmp_path / "out"), *options]
+    command = [sys.executable, "-c", PROGRAM, "convert", str(source.directory), "-o", str(tmp_path / "out"), *options]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert ran.returncode == 2, ran.stderr
     assert words in ran.stderr

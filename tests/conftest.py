@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from tests.tiny import TinyCheckpoint, write_checkpoint
@@ -12,6 +13,10 @@ from tests.tiny import TinyCheckpoint, write_checkpoint
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("dev", deadline=None, max_examples=50)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+# without a GPU the kernels run in Triton's interpreter, which must be chosen before they are imported
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 MakeCheckpoint = Callable[..., TinyCheckpoint]
 

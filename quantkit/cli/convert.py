@@ -43,6 +43,7 @@ def convert(
     push_to: opt.PushToOption = None,
     public: opt.PublicOption = False,
     jobs: opt.JobsOption = None,
+    device: opt.DeviceOption = "cpu",
     quiet: opt.QuietOption = False,
     as_json: opt.JsonOption = False,
     limit_shards: opt.LimitShardsOption = None,
@@ -93,7 +94,9 @@ def convert(
     opt.check_executor(executor, ray_address=ray_address, rank=rank, finalize=finalize)
     opt.check_pushing(push_to=push_to, public=public, rank=rank, is_limited=is_limited)
     opt.check_sharing(rank=rank, world_size=world_size, finalize=finalize, resume=resume)
-    num_jobs = choose_jobs(jobs, opt.check_memory(max_memory))
+    num_jobs = choose_jobs(jobs, opt.check_memory(max_memory), device=device)
+    if not dry_run:
+        opt.check_device(device, executor=executor, finalize=finalize)
     if output is not None and not (push_to and (output / MANIFEST_NAME).is_file()):
         check_target(output, Path(source) if source and Path(source).is_dir() else None)  # before anything is fetched
     resolved, made = plan_request(request)
@@ -107,6 +110,7 @@ def convert(
             plan=made,
             target=target.resolve() if executor == "ray" else target,
             num_jobs=num_jobs,
+            device=device,
             provenance=resolved.provenance,
             repository=resolved.repository,
             spool_bytes=int((SPOOL_GIB if spool_gib is None else spool_gib) * 2**30),

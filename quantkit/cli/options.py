@@ -55,6 +55,10 @@ JobsOption = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--jobs", "-j", min=1, metavar="N", help="Worker threads [default: the cores available]."),
 ]
+DeviceOption = Annotated[
+    str,
+    typer.Option("--device", metavar="DEVICE", help="cpu, or GPUs: cuda, cuda:0,cuda:1 or cuda:all. Same bytes."),
+]
 ResumeOption = Annotated[
     bool,
     typer.Option("--resume/--no-resume", help="Go on from what an earlier run has finished, or throw it away."),
@@ -141,6 +145,16 @@ def check_executor(executor: str, *, ray_address: str | None, rank: int | None, 
         raise UsageError("--ray-address is an option of --executor ray", remedy="add --executor ray")
     if executor == "ray" and (rank is not None or finalize):
         raise UsageError("Ray shares the work itself", remedy="leave --rank, --world-size and --finalize out")
+
+
+def check_device(device: str, *, executor: str, finalize: bool) -> None:
+    """Raise UsageError for a device that is not here; a cluster's nodes look for it themselves."""
+    from quantkit.transcode import CPU, choose_kernels
+
+    if finalize and device != CPU:
+        raise UsageError("--finalize computes nothing", remedy="leave --device out")
+    if executor == "local":
+        choose_kernels(device)
 
 
 def check_sharing(*, rank: int | None, world_size: int | None, finalize: bool, resume: bool) -> None:

@@ -20,6 +20,7 @@ from quantkit.machine import bytes_text
 from quantkit.plan.plan import Plan
 from quantkit.plan.resources import disk_bytes
 from quantkit.threads import ReportProgress
+from quantkit.transcode import CPU
 
 SPOOL_GIB = 40
 
@@ -28,14 +29,16 @@ SPOOL_GIB = 40
 class Conversion:
     """A plan, where its output goes, and how it is executed.
 
-    ``provenance``: hub id and commit of the source, where there are any. ``repository``: where the shards are, if not
-    on the disk; they pass through a spool of ``spool_bytes``. ``resume``: without it finished work is thrown away.
+    ``device``: what computes, as ``choose_kernels`` reads it, in the process that does the work. ``provenance``: hub id
+    and commit of the source, where there are any. ``repository``: where the shards are, if not on the disk; they pass
+    through a spool of ``spool_bytes``. ``resume``: without it finished work is thrown away.
     ``rank``: of ``world_size`` processes that share the work; None for one that does all of it.
     """
 
     plan: Plan
     target: Path
     num_jobs: int
+    device: str = CPU
     provenance: Mapping[str, str] = field(default_factory=dict)
     repository: Repository | None = None
     spool_bytes: int = SPOOL_GIB << 30
@@ -99,7 +102,13 @@ def work(
         if executor is not None:
             return plan, executor(conversion, plan, output, journal, done)
         share = Share(directory=output.directory, spool=spool, journal=journal, done=done, only=only)
-        return plan, execute(plan, share, num_jobs=conversion.num_jobs, report_progress=conversion.report_progress)
+        return plan, execute(
+            plan,
+            share,
+            num_jobs=conversion.num_jobs,
+            device=conversion.device,
+            report_progress=conversion.report_progress,
+        )
     finally:
         output.keep = output.keep or journal.has_output
         journal.close()

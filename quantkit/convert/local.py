@@ -21,6 +21,7 @@ from quantkit.machine import bytes_text
 from quantkit.plan.plan import Action, Plan, PlannedShard
 from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks, task_bytes_of
 from quantkit.threads import FollowUps, ReportProgress, Step, run_steps
+from quantkit.transcode import CPU, ChooseKernels, choose_kernels
 
 _HASH_BYTES = 64 << 20  # of an output, in one step
 _JOBS_PER_HASH = 4  # a hash keeps up with about twice so many workers
@@ -47,11 +48,21 @@ def execute(
     share: Share,
     *,
     num_jobs: int,
+    device: str = CPU,
     task_bytes: int = TASK_BYTES,
     report_progress: ReportProgress = lambda _, __: None,
 ) -> Execution:
-    """Write the planned shards of a share. The first error is raised, and what is not finished by then is left."""
-    run = _Run(plan=plan, share=share, task_bytes=task_bytes, report_progress=report_progress)
+    """Write the planned shards of a share. The first error is raised, and what is not finished by then is left.
+
+    ``device``: see ``choose_kernels``.
+    """
+    run = _Run(
+        plan=plan,
+        share=share,
+        choose_kernels=choose_kernels(device),
+        task_bytes=task_bytes,
+        report_progress=report_progress,
+    )
     run.execution.restore(share.done)
     try:
         # the hash of a shard is one thread's work: it keeps up with a shard that has not many more to itself
@@ -83,6 +94,7 @@ class _Run:
 
     plan: Plan
     share: Share
+    choose_kernels: ChooseKernels
     task_bytes: int
     report_progress: ReportProgress
     execution: Execution = field(default_factory=Execution)
@@ -174,7 +186,7 @@ class _Run:
 
     def _task_step(self, task: Task, opened: _OpenShard) -> Step:
         def step() -> Callable[[], None]:
-            report = run_task(task, opened.writer, self.plan.layout)
+            report = run_task(task, opened.writer, self.plan.layout, self.choose_kernels)
             return lambda: self._book(report, opened)
 
         return step

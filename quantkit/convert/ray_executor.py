@@ -26,6 +26,7 @@ from quantkit.convert.local import Share, execute
 from quantkit.errors import QuantkitError, ResourceError, UsageError
 from quantkit.plan.plan import Plan
 from quantkit.plan.tasks import task_bytes_of
+from quantkit.transcode import CPU
 
 _SHARDS_PER_NODE = 2  # one is made while another is fetched, flushed or hashed
 _LOOK_SECONDS = 5.0  # for nodes that have come
@@ -69,7 +70,7 @@ class NodeWorker:
             plan = replace(plan, checkpoint=spool.prepare(plan.checkpoint, shards))
         made = MadeShard()
         share = Share(directory=folder, spool=spool, journal=made, only=only)
-        execution = execute(plan, share, num_jobs=self.conversion.num_jobs)
+        execution = execute(plan, share, num_jobs=self.conversion.num_jobs, device=self.conversion.device)
         made.encode_seconds, made.encoded_bytes = execution.encode_seconds, execution.encoded_bytes
         return made
 
@@ -167,9 +168,12 @@ class _Run:
             if node_id in self.nodes:
                 continue
             cores = int(node["Resources"]["CPU"])
+            # Ray hides from an actor the GPUs that it has not asked for
+            num_gpus = 0 if self.conversion.device == CPU else int(node["Resources"].get("GPU", 0))
             conversion = replace(self.conversion, num_jobs=cores, report_progress=_no_progress)
             worker = ray.remote(NodeWorker).options(
                 num_cpus=cores,
+                num_gpus=num_gpus,
                 max_concurrency=_SHARDS_PER_NODE,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
             )

@@ -1,6 +1,5 @@
 """What a worker does with one task: read, decode, encode, pack, check, write at the planned offset."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from quantkit.errors import VerificationError
 from quantkit.layouts import Layout
 from quantkit.plan.plan import Action, PlannedShard
 from quantkit.plan.tasks import Task
-from quantkit.transcode import COMPOSED, Rows, check_copied, kernels_for, read_rows
+from quantkit.transcode import COMPOSED, ChooseKernels, Rows, check_copied, read_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +27,8 @@ class TaskReport:
     weight2_R: NDArray[np.float64] | None = None
 
 
-def run_task(task: Task, writer: ShardWriter, layout: Layout) -> TaskReport:
-    """One task, in any thread. Raises SourceError for bad values, ResourceError when the disk refuses."""
+def run_task(task: Task, writer: ShardWriter, layout: Layout, choose_kernels: ChooseKernels) -> TaskReport:
+    """One task, in any thread. Raises SourceError for bad values, ResourceError when disk or GPU refuse."""
     weight, outputs = task.job.weight, task.job.outputs
     if task.job.action == Action.COPY:
         raw = read_bytes(weight.parts[task.part], task.first, task.last)
@@ -37,18 +36,16 @@ def run_task(task: Task, writer: ShardWriter, layout: Layout) -> TaskReport:
         writer.write(outputs[task.part].name, raw, first_byte=task.first)
         return TaskReport(task=task)
     rows = read_rows(weight, task.first, task.last)
-    kernels = kernels_for(weight, layout)
+    kernels = choose_kernels(weight, layout)
     if task.job.scheme is None:
         _write_rows(task, writer, {"values": kernels.to_bf16(rows)})
         return TaskReport(task=task)
-    started = time.thread_time()
-    stored = kernels.encode(rows, task.job.scheme, layout)
-    encode_seconds = time.thread_time() - started
+    made = kernels.quantize(rows, task.job.scheme, layout)
     if task.first == 0:
-        _check_first_row(rows, stored, task.job.scheme, layout)
-    error2_R, weight2_R = kernels.row_sums(rows, stored, task.job.scheme, layout)
-    _write_rows(task, writer, stored)
-    return TaskReport(task=task, encode_seconds=encode_seconds, error2_R=error2_R, weight2_R=weight2_R)
+        _check_first_row(rows, made.stored, task.job.scheme, layout)
+    _write_rows(task, writer, made.stored)
+    error2_R, weight2_R = made.sums
+    return TaskReport(task=task, encode_seconds=made.encode_seconds, error2_R=error2_R, weight2_R=weight2_R)
 
 
 def write_constants(shard: PlannedShard, writer: ShardWriter, layout: Layout) -> None:
@@ -75,5 +72,5 @@ def _check_first_row(rows: Rows, stored: Mapping[str, NDArray[Any]], scheme: Int
                 f"the fast path and the specification differ in the first row ({part})",
                 tensor=rows.weight.name,
                 file=rows.weight.stored.path.name,
-                remedy="this machine or this build of numba computes wrong; convert elsewhere and report it",
+                remedy="this machine, numba or Triton computes wrong here; convert elsewhere and report it",
             )

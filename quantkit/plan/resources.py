@@ -3,8 +3,10 @@
 from quantkit.errors import ResourceError
 from quantkit.machine import available_cores, available_memory_bytes, bytes_text
 from quantkit.plan.plan import Plan
+from quantkit.transcode import CPU
 
 BASE_BYTES = 300 << 20  # interpreter, numpy, numba and the compiled kernels
+GPU_BASE_BYTES = 3 << 30  # torch and its contexts; an estimate, not measured
 WORKER_BYTES = 96 << 20  # one task: source rows, decoded rows, packed words, a hash buffer
 _DOCUMENT_BYTES = 1 << 20  # config, card and the manifest's fixed part
 
@@ -16,12 +18,12 @@ def disk_bytes(plan: Plan) -> int:
     return sum(shard.file_bytes for shard in plan.shards) + sidecars + names + _DOCUMENT_BYTES
 
 
-def memory_bytes(num_jobs: int) -> int:
+def memory_bytes(num_jobs: int, *, device: str = CPU) -> int:
     """Resident memory of a conversion: it does not depend on the checkpoint or its shards."""
-    return BASE_BYTES + num_jobs * WORKER_BYTES
+    return BASE_BYTES + (0 if device == CPU else GPU_BASE_BYTES) + num_jobs * WORKER_BYTES
 
 
-def choose_jobs(num_jobs: int | None, max_memory_bytes: int | None) -> int:
+def choose_jobs(num_jobs: int | None, max_memory_bytes: int | None, *, device: str = CPU) -> int:
     """Workers: as many as there are cores, but no more than fit into the memory that they may have.
 
     ``max_memory_bytes``: as given, else what this machine or container has left. Raises ResourceError where not one
@@ -31,12 +33,12 @@ def choose_jobs(num_jobs: int | None, max_memory_bytes: int | None) -> int:
     wanted = num_jobs or available_cores()
     if limit is None:
         return wanted
-    fitting = (limit - BASE_BYTES) // WORKER_BYTES
+    fitting = (limit - memory_bytes(0, device=device)) // WORKER_BYTES
     if fitting < (num_jobs or 1):
         whose = "are available" if max_memory_bytes is None else "are allowed"
         raise ResourceError(
-            f"{num_jobs or 1} workers need {bytes_text(memory_bytes(num_jobs or 1))} of memory and {bytes_text(limit)} "
-            f"{whose}",
+            f"{num_jobs or 1} workers need {bytes_text(memory_bytes(num_jobs or 1, device=device))} of memory and "
+            f"{bytes_text(limit)} {whose}",
             remedy="use fewer with --jobs" if fitting > 0 else "give more with --max-memory, or more to the container",
         )
     return min(wanted, fitting)

@@ -20,18 +20,19 @@ from quantkit.convert.journal import read_journals
 from quantkit.plan.make import make_plan
 from quantkit.recipe import override
 from quantkit.sources import resolve_source
+from quantkit.transcode import CPU
 
 PROGRAM = "from quantkit.cli.app import main; main()"
 
 
 def convert(
-    source: Path, target: Path, *, num_jobs: int = 2, allow_unmatched: bool = False, **changes: Any
+    source: Path, target: Path, *, num_jobs: int = 2, device: str = CPU, allow_unmatched: bool = False, **changes: Any
 ) -> ConvertReport:
     """What `quantkit convert` does with a directory; ``changes`` override the recipe."""
     resolved = resolve_source(str(source))
     recipe = override(resolved.recipe, **changes)
     plan = make_plan(recipe, resolved.family, resolved.checkpoint, allow_unmatched=allow_unmatched)
-    return convert_checkpoint(Conversion(plan=plan, target=target, num_jobs=num_jobs))
+    return convert_checkpoint(Conversion(plan=plan, target=target, num_jobs=num_jobs, device=device))
 
 
 def start_command(endpoint: str, home: Path, token: str, *arguments: object) -> "subprocess.Popen[str]":

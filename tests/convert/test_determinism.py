@@ -2,9 +2,9 @@
 
 import pytest
 
-from quantkit import transcode
 from quantkit.checkpoint.source import open_checkpoint
 from quantkit.convert.local import Share, execute
+from quantkit.transcode import kernels
 from tests.convert.helpers import convert, directory_bytes
 from tests.convert.plans import plan_of
 
@@ -44,9 +44,9 @@ def test_every_fused_kernel_gives_the_bytes_of_the_specification(
     source = tiny_checkpoint(source_format=form)
     keys = {(job.weight.codec.name, "compressed-tensors") for job in plan_of(source.directory).jobs if job.scheme}
     assert keys
-    assert keys <= set(transcode.FUSED_CPU)
+    assert keys <= set(kernels.FUSED_CPU)
     convert(source.directory, tmp_path / "fused", scales=scales, signed_scales=signed)
-    monkeypatch.setattr(transcode, "FUSED_CPU", {})
+    monkeypatch.setattr(kernels, "FUSED_CPU", {})
     convert(source.directory, tmp_path / "composed", scales=scales, signed_scales=signed)
     assert directory_bytes(tmp_path / "fused") == directory_bytes(tmp_path / "composed")
 

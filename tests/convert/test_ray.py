@@ -16,7 +16,7 @@ from quantkit.convert import ray_executor
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import convert_checkpoint
 from quantkit.convert.ray_executor import RayExecutor
-from quantkit.errors import SourceError
+from quantkit.errors import SourceError, UsageError
 from tests.checkpoint.hub_server import REPOSITORY, serve
 from tests.convert.helpers import PROGRAM, convert, directory_bytes
 from tests.convert.plans import plan_of
@@ -107,6 +107,12 @@ def test_a_bad_source_is_the_same_error_and_finished_work_is_kept(source, cluste
     assert any("the same command goes on" in note for note in caught.value.__notes__)
     assert (tmp_path / "out.partial" / WORK_NAME).is_dir()
     assert not (tmp_path / "out.partial" / WORK_NAME / "ray").exists()
+
+
+def test_nodes_look_for_the_device_themselves(source, cluster, tmp_path):
+    conversion = Conversion(plan=plan_of(source.directory), target=tmp_path / "out", num_jobs=1, device="cuda:4711")
+    with pytest.raises(UsageError, match="cuda:4711 is not here"):
+        convert_checkpoint(conversion, RayExecutor(address=cluster.address))
 
 
 def test_nodes_stream_from_the_hub(source, cluster, tmp_path):

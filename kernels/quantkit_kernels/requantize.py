@@ -1,0 +1,153 @@
+"""FP8 blocks, BF16 or FP32 to INT4 groups on the GPU: the bytes of the CPU path, and the error of the result.
+
+Every sum of the search is one of integers below 2**53, so it is exact in any order; every division is the IEEE one;
+no multiplication is fused with an addition. Traffic is 1 + 0.5 + 2 / group bytes a weight: 1.56 for groups of 32.
+absmax is bound by that; the search does about 40 operations for each weight and candidate and is bound by them.
+
+Suffixes: ``R`` rows, ``C`` columns, ``G`` groups along C, ``B`` blocks of the FP8 scale, ``W`` packed words.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+import triton
+
+from quantkit_kernels.requantize_jit import FP8_CODES, FP8_VALUES, VALUES, error_kernel, quantize_kernel, row_kernel
+
+Scales = Literal["search", "absmax"]
+CANDIDATES: dict[int, tuple[float, ...]] = {
+    32: (7.2, 7.8, 8.1, 8.4, 8.7),
+    64: (7.2, 7.8, 8.1, 8.4, 8.7),
+    128: (7.2, 7.8, 8.1, 8.4, 8.7, 12.8),
+}
+"""Per group size, the code that each candidate of the search gives the largest magnitude before clamping."""
+
+SEARCH_TILE, ABSMAX_TILE = 512, 2048  # weights of one program of 128 threads: registers hold them all
+ERROR_GROUPS = 128  # groups of one program: one for each thread
+OPTIONS = {"enable_fp_fusion": False, "num_warps": 4}
+
+
+class Int4(NamedTuple):
+    """``packed`` int32 [R, C / 8], eight codes plus 8 a word, the first in the lowest bits; ``scale`` BF16 [R, G]."""
+
+    packed: torch.Tensor
+    scale: torch.Tensor
+
+
+class RowErrors(NamedTuple):
+    """Per row, float64 [R]: the sums of squared error and of squared weight, added in the order of the CPU path."""
+
+    error2: torch.Tensor
+    weight2: torch.Tensor
+
+
+class Source(NamedTuple):
+    """Weights as they are stored, [R, C] and contiguous: BF16, float32, or FP8 codes with ``scale`` float32 [blocks].
+
+    ``row_offset``: row 0 of the weight is this row of the grid of blocks.
+    """
+
+    array: torch.Tensor
+    scale: torch.Tensor | None = None
+    block: tuple[int, int] = (128, 128)
+    row_offset: int = 0
+
+
+def requantize_fp8_to_int4(
+    codes: torch.Tensor,
+    scale_inv: torch.Tensor,
+    *,
+    group_size: int,
+    scales: Scales = "search",
+    signed: bool = True,
+    block: tuple[int, int] = (128, 128),
+) -> Int4:
+    """INT4 groups of ``codes`` [R, C] (float8_e4m3fn, no NaN) times ``scale_inv`` [ceil(R / 128), ceil(C / 128)].
+
+    ``scales``: ``absmax`` is what compressed-tensors 0.19 computes, ``search`` looks for the best scale of each group;
+    ``signed`` lets it be negative. Raises ValueError for shapes and dtypes that do not go together. NaN codes are not
+    looked for: that would wait for the GPU.
+    """
+    return quantize(Source(codes, scale_inv.float(), block), group_size=group_size, scales=scales, signed=signed)
+
+
+def quantize(source: Source, *, group_size: int, scales: Scales, signed: bool) -> Int4:
+    """INT4 groups of any source. Raises ValueError for shapes and dtypes that do not go together."""
+    _check(source, group_size)
+    num_rows, num_cols = source.array.shape
+    device = source.array.device
+    packed = torch.empty((num_rows, num_cols // 8), dtype=torch.int32, device=device)
+    scale = torch.empty((num_rows, num_cols // group_size), dtype=torch.int16, device=device)
+    if scale.numel():
+        block_groups = (SEARCH_TILE if scales == "search" else ABSMAX_TILE) // group_size
+        quantize_kernel[(triton.cdiv(scale.numel(), block_groups),)](
+            *_source_arguments(source, group_size, is_search=scales == "search"),
+            packed,
+            scale,
+            scale.numel(),
+            GROUP=group_size,
+            BLOCK_G=block_groups,
+            CANDIDATES=CANDIDATES[group_size] if scales == "search" else (),
+            SIGNED=signed,
+            **OPTIONS,
+        )
+    return Int4(packed, scale.view(torch.bfloat16))
+
+
+def row_errors(source: Source, int4: Int4, *, group_size: int) -> RowErrors:
+    """The error of INT4 groups against their source; deterministic, one addition after the other."""
+    _check(source, group_size)
+    num_rows, num_cols = source.array.shape
+    num_groups = num_rows * (num_cols // group_size)
+    sums = torch.empty((2, max(num_groups, 1)), dtype=torch.float64, device=source.array.device)
+    rows = torch.zeros((2, num_rows), dtype=torch.float64, device=source.array.device)
+    if num_groups:
+        error_kernel[(triton.cdiv(num_groups, ERROR_GROUPS),)](
+            *_source_arguments(source, group_size, is_search=False),
+            int4.packed,
+            int4.scale.view(torch.int16),
+            sums,
+            num_groups,
+            GROUP=group_size,
+            BLOCK_G=ERROR_GROUPS,
+            **OPTIONS,
+        )
+        grid = (triton.cdiv(num_rows, ERROR_GROUPS),)
+        row_kernel[grid](sums, rows, num_rows, num_cols // group_size, num_groups, BLOCK_R=ERROR_GROUPS, **OPTIONS)
+    return RowErrors(rows[0], rows[1])
+
+
+def _source_arguments(source: Source, group_size: int, *, is_search: bool) -> tuple[object, ...]:
+    """Pointers, geometry and kind, as the kernels take them."""
+    num_cols = source.array.shape[1]
+    if source.scale is None:
+        return source.array, source.array, num_cols, 0, 1, 1, 1, VALUES, 1
+    block_rows, block_cols = source.block
+    has_one_scale = block_cols % group_size == 0
+    kind = FP8_CODES if has_one_scale and is_search else FP8_VALUES
+    geometry = (num_cols, source.row_offset, block_rows, block_cols, source.scale.shape[1])
+    return source.array.view(torch.uint8), source.scale, *geometry, kind, group_size if has_one_scale else 1
+
+
+def _check(source: Source, group_size: int) -> None:
+    array, scale = source.array, source.scale
+    if group_size not in CANDIDATES:
+        raise ValueError(f"group_size is {group_size}, not one of {', '.join(map(str, CANDIDATES))}")
+    if array.ndim != 2 or not array.is_contiguous():
+        raise ValueError(f"the weight must be a contiguous matrix, not {tuple(array.shape)}")
+    num_rows, num_cols = array.shape
+    if num_cols % group_size:
+        raise ValueError(f"{num_cols} columns are no multiple of the group size {group_size}")
+    if scale is None:
+        if array.dtype not in (torch.bfloat16, torch.float32):
+            raise ValueError(f"a weight without a scale is BF16 or float32, not {array.dtype}")
+        return
+    if array.dtype not in (torch.float8_e4m3fn, torch.uint8):
+        raise ValueError(f"codes are float8_e4m3fn (or its bytes as uint8), not {array.dtype}")
+    needed = (-(-(source.row_offset + num_rows) // source.block[0]), -(-num_cols // source.block[1]))
+    if scale.dtype != torch.float32 or scale.ndim != 2 or not scale.is_contiguous():
+        raise ValueError(f"the scale must be a contiguous float32 matrix, not {scale.dtype} {tuple(scale.shape)}")
+    if scale.shape[0] < needed[0] or scale.shape[1] != needed[1]:
+        raise ValueError(
+            f"{tuple(array.shape)} in blocks of {source.block} has a scale {needed}, not {tuple(scale.shape)}"
+        )

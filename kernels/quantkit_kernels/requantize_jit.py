@@ -1,0 +1,265 @@
+"""The kernels behind requantize.py; what each step must equal is stated in quantkit's numpy specification.
+
+Suffixes as there. A tile is ``BLOCK_G`` groups of ``GROUP`` weights, numbered along rows and across row ends.
+"""
+
+import triton
+import triton.language as tl
+
+# kinds of source: E4M3 codes as integers of 2**-9, E4M3 codes as values, BF16 or float32 values;
+# SCALE_STEP: columns that share a scale, those of a group or one
+FP8_CODES, FP8_VALUES, VALUES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+_MAX_WEIGHT = tl.constexpr(2**18 - 1)
+_ZERO_GROUP_SCALE = tl.constexpr(0x3C00)  # BF16 2**-7
+_MIN_NORMAL = tl.constexpr(2.0**-126)
+_ROUND_F32 = tl.constexpr(1.5 * 2**23)  # added and taken away again, it rounds to an integer, ties to even
+_ROUND_F64 = tl.constexpr(1.5 * 2**52)
+
+
+@triton.jit
+def _e4m3_ints(codes):  # type: ignore[no-untyped-def]
+    """E4M3 codes (not NaN) as integers of 2**-9."""
+    code = codes.to(tl.int32)
+    exponent = (code >> 3) & 15
+    mantissa = code & 7
+    magnitude = tl.where(exponent == 0, mantissa, (mantissa + 8) << tl.maximum(exponent - 1, 0))
+    return tl.where((code & 0x80) != 0, -magnitude, magnitude)
+
+
+@triton.jit
+def _bf16_bits(values):  # type: ignore[no-untyped-def]
+    """The nearest BF16 of float32 values, ties to even, in the upper half of each int32. No NaN."""
+    word = values.to(tl.int32, bitcast=True)
+    return (word + 0x7FFF + ((word >> 16) & 1)) & -65536
+
+
+@triton.jit
+def _round_codes(values, inverse):  # type: ignore[no-untyped-def]
+    clamped = tl.minimum(tl.maximum(values * inverse, -8.0), 7.0)
+    return (clamped + _ROUND_F32) - _ROUND_F32
+
+
+@triton.jit
+def _load_ints(source_ptr, offsets, mask):  # type: ignore[no-untyped-def]
+    return _e4m3_ints(tl.load(source_ptr + offsets, mask=mask, other=0))
+
+
+@triton.jit
+def _load_values(source_ptr, offsets, mask):  # type: ignore[no-untyped-def]
+    """BF16 or float32 as float32; BF16 through its bits, which is exact everywhere."""
+    values = tl.load(source_ptr + offsets, mask=mask, other=0.0)
+    if source_ptr.dtype.element_ty == tl.bfloat16:
+        wide = (values.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        wide = values
+    return wide
+
+
+@triton.jit
+def _load_scale(  # type: ignore[no-untyped-def]
+    scale_ptr, offsets, mask, num_cols, row_offset, block_rows, block_cols, scale_cols
+):
+    """The multiplier of the weights at ``offsets`` into the matrix."""
+    row = offsets // num_cols
+    col = offsets - row * num_cols
+    at = ((row + row_offset) // block_rows) * scale_cols + col // block_cols
+    return tl.load(scale_ptr + at, mask=mask, other=0.0)
+
+
+@triton.jit
+def _square_root(values):  # type: ignore[no-untyped-def]
+    """The integer square root of int64 values below 2**52, whatever the last bit of the float one is."""
+    root = tl.sqrt(values.to(tl.float64)).to(tl.int64)
+    root = root - (root * root > values).to(tl.int64)
+    return root + ((root + 1) * (root + 1) <= values).to(tl.int64)
+
+
+@triton.jit
+def _first_of_largest(x, amax, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The first element of each group whose magnitude is the largest one, with its sign."""
+    column = tl.arange(0, GROUP)[None, :]
+    first = tl.min(tl.where(tl.abs(x) == amax[:, None], column, GROUP), axis=1)
+    return tl.sum(tl.where(column == first[:, None], x, 0), axis=1)
+
+
+@triton.jit
+def _round_scale(value):  # type: ignore[no-untyped-def]
+    """BF16 bits of positive float64 values of at least 2**-126, rounded once, ties to even; overflow is infinity."""
+    word = value.to(tl.int64, bitcast=True)
+    odd = (word >> 45) & 1
+    # drop 45 of 52 bits of significand, then the exponent's bias becomes that of BF16
+    rounded = ((word + ((1 << 44) - 1) + odd) >> 45) - ((1023 - 127) << 7)
+    return tl.minimum(rounded, 0x7F80).to(tl.int32)
+
+
+@triton.jit
+def _search(x, unit, GROUP: tl.constexpr, CANDIDATES: tl.constexpr, SIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What to multiply integers by to get codes, and the bits of the scales."""
+    amax = tl.max(tl.abs(x), axis=1)
+    largest = _first_of_largest(x, amax, GROUP)
+    wide = x.to(tl.int64)
+    mean_square = tl.sum(wide * wide, axis=1) // GROUP
+    rms = _square_root(mean_square).to(tl.int32)
+    weight = tl.minimum(rms[:, None] + tl.abs(x), _MAX_WEIGHT).to(tl.float32)
+    values = x.to(tl.float32)
+    moment = weight.to(tl.float64) * values.to(tl.float64)
+    flip = tl.full(amax.shape, 1.0, tl.float32)
+    if SIGNED:
+        flip = tl.where(largest > 0, -1.0, flip)
+    divisor = tl.maximum(amax, 1).to(tl.float32)
+    best_score = tl.full(amax.shape, -1.0, tl.float64)
+    best_a = tl.full(amax.shape, 0.0, tl.float64)
+    best_b = tl.full(amax.shape, 1.0, tl.float64)
+    for index in tl.static_range(len(CANDIDATES)):
+        steps = tl.full(amax.shape, CANDIDATES[index], tl.float32)
+        code = _round_codes(values, (tl.math.div_rn(steps, divisor) * flip)[:, None])
+        a = tl.sum(moment * code.to(tl.float64), axis=1)
+        b = tl.sum((weight * code * code).to(tl.int32), axis=1).to(tl.float64)
+        b = tl.maximum(b, 1.0)
+        score = a * a / b
+        is_better = score > best_score
+        best_score = tl.where(is_better, score, best_score)
+        best_a = tl.where(is_better, tl.abs(a), best_a)
+        best_b = tl.where(is_better, b, best_b)
+    bits = _round_scale(tl.maximum(best_a / best_b * unit, _MIN_NORMAL))
+    magnitude = (bits << 16).to(tl.float32, bitcast=True).to(tl.float64)
+    is_zero = (amax == 0) | (unit == 0.0)
+    inverse = tl.where(is_zero, 0.0, (unit / magnitude).to(tl.float32) * flip)
+    bits = tl.where(flip < 0.0, bits | 0x8000, bits)
+    return inverse, tl.where(is_zero, _ZERO_GROUP_SCALE, bits)
+
+
+@triton.jit
+def _absmax(values):  # type: ignore[no-untyped-def]
+    """Quotients to round, and the bits of the scales: each step is one of float32, rounded to BF16."""
+    rounded = _bf16_bits(values).to(tl.float32, bitcast=True)
+    amax = tl.max(tl.abs(rounded), axis=1)
+    bits = _bf16_bits(tl.math.div_rn(amax, tl.full(amax.shape, 7.5, tl.float32)))
+    bits = tl.where(bits == 0, _ZERO_GROUP_SCALE << 16, bits)
+    scale = tl.broadcast_to(bits.to(tl.float32, bitcast=True)[:, None], rounded.shape)
+    quotient = _bf16_bits(tl.math.div_rn(rounded, scale)).to(tl.float32, bitcast=True)
+    return quotient, bits >> 16
+
+
+@triton.jit
+def quantize_kernel(  # type: ignore[no-untyped-def]
+    source_ptr,
+    scale_ptr,
+    num_cols,
+    row_offset,
+    block_rows,
+    block_cols,
+    scale_cols,
+    KIND: tl.constexpr,
+    SCALE_STEP: tl.constexpr,
+    packed_ptr,
+    int4_scale_ptr,
+    num_groups,
+    GROUP: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+    SIGNED: tl.constexpr,
+):
+    """Packed words and scales of ``BLOCK_G`` groups; no candidates means absmax."""
+    group = tl.program_id(0).to(tl.int64) * BLOCK_G + tl.arange(0, BLOCK_G)
+    is_group = group < num_groups
+    offsets = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    mask = tl.broadcast_to(is_group[:, None], offsets.shape)
+    if SCALE_STEP == GROUP:
+        scale = _load_scale(
+            scale_ptr, group * GROUP, is_group, num_cols, row_offset, block_rows, block_cols, scale_cols
+        )
+    if KIND == FP8_CODES:
+        x = _load_ints(source_ptr, offsets, mask)
+        inverse, bits = _search(x, scale.to(tl.float64) * (2.0**-9), GROUP, CANDIDATES, SIGNED)
+        scaled = x.to(tl.float32)
+    else:
+        if KIND == FP8_VALUES:
+            if SCALE_STEP == GROUP:
+                scale = scale[:, None]
+            else:
+                scale = _load_scale(scale_ptr, offsets, mask, num_cols, row_offset, block_rows, block_cols, scale_cols)
+            scaled = _load_ints(source_ptr, offsets, mask).to(tl.float32) * (2.0**-9) * scale
+        else:
+            scaled = _load_values(source_ptr, offsets, mask)
+        if len(CANDIDATES) == 0:
+            scaled, bits = _absmax(scaled)
+            inverse = tl.full(bits.shape, 1.0, tl.float32)
+        else:
+            amax = tl.max(tl.abs(scaled), axis=1).to(tl.float64)
+            divisor = tl.where(amax == 0.0, 1.0, amax)
+            ratio = scaled.to(tl.float64) * 65536.0 / divisor[:, None]
+            x = ((ratio + _ROUND_F64) - _ROUND_F64).to(tl.int32)
+            inverse, bits = _search(x, amax * (2.0**-16), GROUP, CANDIDATES, SIGNED)
+            scaled = x.to(tl.float32)
+    code = _round_codes(scaled, inverse[:, None]).to(tl.int32) + 8
+    shift = 4 * tl.arange(0, 8)
+    # a sum of bits that do not meet; it wraps into the sign
+    words = tl.sum(tl.reshape(code, (BLOCK_G, GROUP // 8, 8)) << shift[None, None, :], axis=2)
+    word = group[:, None] * (GROUP // 8) + tl.arange(0, GROUP // 8)[None, :]
+    tl.store(packed_ptr + word, words, mask=is_group[:, None])
+    tl.store(int4_scale_ptr + group, bits.to(tl.int16), mask=is_group)
+
+
+@triton.jit
+def error_kernel(  # type: ignore[no-untyped-def]
+    source_ptr,
+    scale_ptr,
+    num_cols,
+    row_offset,
+    block_rows,
+    block_cols,
+    scale_cols,
+    KIND: tl.constexpr,
+    SCALE_STEP: tl.constexpr,
+    packed_ptr,
+    int4_scale_ptr,
+    sums_ptr,
+    num_groups,
+    GROUP: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+):
+    """The two sums of each group, in the order of its elements: a thread has a group to itself."""
+    group = tl.program_id(0).to(tl.int64) * BLOCK_G + tl.arange(0, BLOCK_G)
+    mask = group < num_groups
+    step = (tl.load(int4_scale_ptr + group, mask=mask, other=0).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    step = step.to(tl.float64)
+    error = tl.full(group.shape, 0.0, tl.float64)
+    reference = tl.full(group.shape, 0.0, tl.float64)
+    scale = tl.full(group.shape, 1.0, tl.float32)
+    if KIND == FP8_VALUES:
+        scale = _load_scale(scale_ptr, group * GROUP, mask, num_cols, row_offset, block_rows, block_cols, scale_cols)
+    for first in range(0, GROUP, 8):
+        word = tl.load(packed_ptr + (group * GROUP + first) // 8, mask=mask, other=0)
+        for k in tl.static_range(8):
+            at = group * GROUP + first + k
+            if KIND == FP8_VALUES:
+                if SCALE_STEP == 1:
+                    scale = _load_scale(scale_ptr, at, mask, num_cols, row_offset, block_rows, block_cols, scale_cols)
+                value = _load_ints(source_ptr, at, mask).to(tl.float32) * (2.0**-9) * scale
+            else:
+                value = _load_values(source_ptr, at, mask)
+            wide = value.to(tl.float64)
+            code = ((word >> (4 * k)) & 15) - 8
+            difference = wide - code.to(tl.float64) * step
+            error += difference * difference
+            reference += wide * wide
+    tl.store(sums_ptr + group, error, mask=mask)
+    tl.store(sums_ptr + num_groups + group, reference, mask=mask)
+
+
+@triton.jit
+def row_kernel(sums_ptr, rows_ptr, num_rows, groups_per_row, num_groups, BLOCK_R: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The groups of a row, added in their order: a thread has a row to itself."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    mask = row < num_rows
+    error = tl.full(row.shape, 0.0, tl.float64)
+    reference = tl.full(row.shape, 0.0, tl.float64)
+    group = 0
+    while group < groups_per_row:
+        at = row * groups_per_row + group
+        error += tl.load(sums_ptr + at, mask=mask, other=0.0)
+        reference += tl.load(sums_ptr + num_groups + at, mask=mask, other=0.0)
+        group += 1
+    tl.store(rows_ptr + row, error, mask=mask)
+    tl.store(rows_ptr + num_rows + row, reference, mask=mask)

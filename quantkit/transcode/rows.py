@@ -1,0 +1,80 @@
+"""Rows of a stored weight as arrays, checked: NaN, Inf, scales that cannot be. Legend: R rows, C columns, B blocks."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantkit.checkpoint.header import StoredTensor
+from quantkit.checkpoint.reader import read_tensor
+from quantkit.codecs.codec import Array, Parts
+from quantkit.codecs.fp8_block import Fp8Block, scale_values
+from quantkit.numerics import bfloat16
+from quantkit.tensors import BF16, F16, F32, F64, TensorSpec
+from quantkit.weights.weight import Weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Checked rows of one weight. ``first_row`` is their place in the weight, ``parts`` the arrays."""
+
+    weight: Weight
+    first_row: int
+    parts: Parts
+
+    def first(self, num_rows: int) -> "Rows":
+        """The first few of these rows."""
+        parts = {name: array[:num_rows] if name == self.weight.main else array for name, array in self.parts.items()}
+        return Rows(weight=self.weight, first_row=self.first_row, parts=parts)
+
+
+def read_rows(weight: Weight, first_row: int, last_row: int) -> Rows:
+    """Rows ``[first_row, last_row)`` from the file, scales as float32 blocks. Raises SourceError for bad values."""
+    stored = weight.stored
+    matrix = TensorSpec(stored.spec.dtype, (weight.num_rows, weight.num_cols))
+    span = StoredTensor(stored.name, matrix, stored.path, stored.begin).rows(first_row, last_row)
+    parts: dict[str, Array] = {weight.main: read_tensor(span)}
+    if isinstance(weight.codec, Fp8Block):
+        parts["scale"] = _read_scale(weight, weight.codec)
+    problem = weight.codec.problem(parts, first_row)
+    if problem is not None:
+        weight.fail(problem)
+    return Rows(weight=weight, first_row=first_row, parts=parts)
+
+
+def check_copied(weight: Weight, part: str, raw: NDArray[np.uint8], first_byte: int) -> None:
+    """Raise SourceError for NaN or Inf in what is carried over as it is, a native scale of zero or a wrong shape."""
+    dtype = weight.parts[part].spec.dtype
+    if part == "shape":
+        _check_shape_tensor(weight, raw.view(dtype.numpy))
+    if dtype not in (BF16, F16, F32, F64):
+        return
+    bits = raw.view(dtype.numpy)
+    values = bfloat16.to_float32(bits) if dtype == BF16 else bits
+    wrong = ~np.isfinite(values)
+    if part == "scale":
+        wrong |= values == 0
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        index = first_byte // dtype.num_bytes + place
+        shape = weight.parts[part].spec.shape
+        where = ", ".join(map(str, np.unravel_index(index, shape))) if shape else "0"
+        weight.fail(f"{weight.parts[part].name} holds {values[place]} at [{where}]")
+
+
+def _check_shape_tensor(weight: Weight, values: Array) -> None:
+    if values.tolist() != list(weight.shape):
+        weight.fail(f"{weight.parts['shape'].name} holds {values.tolist()}, but the weight is {list(weight.shape)}")
+
+
+def _read_scale(weight: Weight, codec: Fp8Block) -> NDArray[np.float32]:
+    shape = codec.grid_shape(weight.num_rows, weight.num_cols)
+    stored = weight.parts["scale"]
+    scale_BB = scale_values(read_tensor(stored), stored.spec.dtype, shape)
+    other = weight.parts.get("other_scale")
+    if other is not None and not np.array_equal(scale_BB, scale_values(read_tensor(other), other.spec.dtype, shape)):
+        weight.fail(
+            f"carries two scales that disagree ({stored.name}, {other.name})",
+            remedy="remove the one that does not multiply",
+        )
+    return scale_BB

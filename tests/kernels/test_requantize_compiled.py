@@ -1,0 +1,71 @@
+"""The conversion kernels as the assembler makes them for sm_90: nothing is spilled, and nothing fused."""
+
+import pytest
+
+from quantkit_kernels import requantize
+from quantkit_kernels.requantize_jit import FP8_CODES, FP8_VALUES, VALUES
+from tests.kernels.sm90 import compile_kernel
+
+KERNELS = "quantkit_kernels.requantize_jit:"
+SOURCE = {
+    "source_ptr": "*u8",
+    "scale_ptr": "*fp32",
+    "num_cols": "i32",
+    "row_offset": "i32",
+    "block_rows": "i32",
+    "block_cols": "i32",
+    "scale_cols": "i32",
+}
+INT4 = {"packed_ptr": "*i32", "int4_scale_ptr": "*i16"}
+
+
+def check(compiled):
+    assert compiled.stack_bytes == 0
+    assert compiled.num_fused == 0
+    assert compiled.sass
+
+
+@pytest.mark.parametrize(
+    ("kind", "pointer", "group_size", "step", "scales"),
+    [
+        (FP8_CODES, "*u8", 32, 32, "search"),
+        (FP8_CODES, "*u8", 128, 128, "search"),
+        (FP8_VALUES, "*u8", 32, 32, "absmax"),
+        (FP8_VALUES, "*u8", 64, 1, "search"),
+        (VALUES, "*bf16", 32, 1, "search"),
+        (VALUES, "*fp32", 128, 1, "absmax"),
+    ],
+)
+def test_quantization_fits_into_registers(kind, pointer, group_size, step, scales, tmp_path):
+    tile = requantize.SEARCH_TILE if scales == "search" else requantize.ABSMAX_TILE
+    constants = {
+        "KIND": kind.value,
+        "SCALE_STEP": step,
+        "GROUP": group_size,
+        "BLOCK_G": tile // group_size,
+        "CANDIDATES": requantize.CANDIDATES[group_size] if scales == "search" else (),
+        "SIGNED": True,
+    }
+    signature = SOURCE | {"source_ptr": pointer} | INT4 | {"num_groups": "i32"}
+    check(compile_kernel(KERNELS + "quantize_kernel", signature, constants, tmp_path, **requantize.OPTIONS))
+
+
+@pytest.mark.parametrize("group_size", [32, 128])
+def test_errors_fit_into_registers(group_size, tmp_path):
+    constants = {
+        "KIND": FP8_VALUES.value,
+        "SCALE_STEP": group_size,
+        "GROUP": group_size,
+        "BLOCK_G": requantize.ERROR_GROUPS,
+    }
+    signature = SOURCE | INT4 | {"sums_ptr": "*fp64", "num_groups": "i32"}
+    check(compile_kernel(KERNELS + "error_kernel", signature, constants, tmp_path, **requantize.OPTIONS))
+
+
+def test_the_check_sees_what_is_fused(tmp_path):
+    """Without the option this kernel fuses: it would give other bytes than the processor."""
+    constants = {"KIND": FP8_VALUES.value, "SCALE_STEP": 32, "GROUP": 32, "BLOCK_G": requantize.ERROR_GROUPS}
+    signature = SOURCE | INT4 | {"sums_ptr": "*fp64", "num_groups": "i32"}
+    options = requantize.OPTIONS | {"enable_fp_fusion": True}
+    compiled = compile_kernel(KERNELS + "error_kernel", signature, constants, tmp_path, **options)
+    assert compiled.num_fused > 0 or any("DFMA" in line for line in compiled.sass)

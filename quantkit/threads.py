@@ -15,6 +15,7 @@ Step = Callable[[], Callable[[], None]]  # runs in a worker; what it returns run
 FETCHERS = "quantkit-fetch"  # how the names of threads begin that may wait for a network when all else has ended
 _LAST_SECONDS = 2.0  # for those, to see that all ends
 _IN_FLIGHT_PER_JOB = 2
+_WAITING_FLUSHES = 8  # and one for each worker: a disk that is behind holds up what would open more files
 
 
 class StoppedError(Exception):
@@ -37,11 +38,11 @@ class FollowUps:
     width: int = 1
     _turn: int = 0
 
-    def next_work(self) -> Step | None:
+    def next_work(self, *, with_feeds: bool = True) -> Step | None:
         """Single steps first, then those of the feeds."""
         if self.work:
             return self.work.popleft()
-        while self.feeds:
+        while self.feeds and with_feeds:
             self._turn = (self._turn + 1) % min(self.width, len(self.feeds))
             step = next(self.feeds[self._turn], None)
             if step is not None:
@@ -61,29 +62,32 @@ def run_steps(
     more = FollowUps() if follow_ups is None else follow_ups
     more.feeds.append(iter(steps))
     working: set[Future[Callable[[], None]]] = set()
-    others: set[Future[Callable[[], None]]] = set()
+    flushing: set[Future[Callable[[], None]]] = set()
+    fetching: set[Future[Callable[[], None]]] = set()
     workers = ThreadPoolExecutor(num_jobs, thread_name_prefix="quantkit")
     flusher = ThreadPoolExecutor(1, thread_name_prefix="quantkit-flush")
     fetchers = ThreadPoolExecutor(num_fetchers, thread_name_prefix=FETCHERS)
     try:
         while True:
-            while len(working) < num_jobs * _IN_FLIGHT_PER_JOB and (step := more.next_work()) is not None:
+            is_behind = len(flushing) > num_jobs + _WAITING_FLUSHES
+            while len(working) < num_jobs * _IN_FLIGHT_PER_JOB and (step := more.next_work(with_feeds=not is_behind)):
                 working.add(workers.submit(step))
             while more.flush:
-                others.add(flusher.submit(more.flush.popleft()))
+                flushing.add(flusher.submit(more.flush.popleft()))
             while more.fetch:
-                others.add(fetchers.submit(more.fetch.popleft()))
-            if not (working or others):
+                fetching.add(fetchers.submit(more.fetch.popleft()))
+            if not (working or flushing or fetching):
                 break
-            done, _ = wait(working | others, return_when=FIRST_COMPLETED)
+            done, _ = wait(working | flushing | fetching, return_when=FIRST_COMPLETED)
             working -= done
-            others -= done
+            flushing -= done
+            fetching -= done
             for future in done:
                 future.result()()
     except BaseException:
         more.stop.set()
         fetchers.shutdown(wait=False, cancel_futures=True)
-        wait(others, timeout=_LAST_SECONDS)
+        wait(flushing | fetching, timeout=_LAST_SECONDS)
         raise
     finally:
         workers.shutdown(wait=True, cancel_futures=True)

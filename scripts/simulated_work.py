@@ -66,7 +66,7 @@ def spool_of(plan: Plan, machines: Machines, clock: Clock) -> MeasuredSpool:
 def costs(plan: Plan, machines: Machines, clock: Clock) -> list[tuple[str, Any]]:
     """What stands in the place of the work: the same steps, which only say what they cost."""
 
-    def run_task(task: Any, writer: Any, layout: Any) -> TaskReport:
+    def run_task(task: Any, writer: Any, *_: Any) -> TaskReport:
         if not machines.network:
             clock.spend("read", task.source_bytes / machines.disk)
         factor = 1.0 if task.job.action == Action.INT4 else 0.25

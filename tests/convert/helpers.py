@@ -63,7 +63,7 @@ def oracle_int4(weight: torch.Tensor, group_size: int) -> tuple[torch.Tensor, to
     """Packed words and scales that compressed-tensors makes of a weight rounded to BF16 (absmax)."""
     weight = weight.to(torch.bfloat16)
     args = QuantizationArgs(num_bits=4, type="int", symmetric=True, strategy="group", group_size=group_size)
-    groups = weight.unflatten(-1, (-1, group_size))
+    groups = weight.reshape(*weight.shape[:-1], -1, group_size)
     scale, zero_point = calculate_qparams(groups.amin(-1), groups.amax(-1), args)
     return pack_to_int32(quantize(weight, scale, zero_point, args, dtype=torch.int8), 4), scale
 

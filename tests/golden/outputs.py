@@ -3,12 +3,13 @@
 import hashlib
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from scripts.make_checkpoint import SMALL, glm_config, make_checkpoint
 from tests.convert.helpers import convert
 
 GOLDEN = Path(__file__).parent / "outputs.json"
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "search-g32": {},
     "search-g64-positive": {"group_size": 64, "signed_scales": False},
     "search-g128": {"group_size": 128},

@@ -1,5 +1,7 @@
 """Kernels run on a GPU where there is one, else in the interpreter: tests/conftest.py has chosen it by now."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -7,3 +9,12 @@ import torch
 @pytest.fixture(scope="session")
 def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """What torch hands out uninitialised is NaN, or the largest integer: what a kernel does not write shows."""
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -15,19 +15,37 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Compiled:
-    """``stack_bytes``: of spilled registers. ``num_fused``: multiplications fused with additions. ``sass``: lines."""
+    """``stack_bytes``: of spilled registers. ``num_fused``: multiplications fused with additions.
+
+    ``sass``: instructions with their addresses; ``loop``: those of the longest backward branch.
+    """
 
     num_registers: int
     stack_bytes: int
     num_fused: int
     ptx: str
-    sass: list[str]
+    sass: list[tuple[int, str]]
+
+    @property
+    def loop(self) -> list[str]:
+        """Instructions of the main loop."""
+        places = {address: index for index, (address, _) in enumerate(self.sass)}
+        longest = (0, 0)
+        for index, (_, text) in enumerate(self.sass):
+            branch = re.search(r"\bBRA\b.*?(0x[0-9a-f]+)", text)
+            begin = places.get(int(branch[1], 16)) if branch else None
+            if begin is not None and begin < index and index - begin > longest[1] - longest[0]:
+                longest = (begin, index)
+        return [text for _, text in self.sass[longest[0] : longest[1] + 1]]
 
 
 def compile_kernel(
     kernel: str, signature: dict[str, str], constants: dict[str, Any], cache: Path, **options: Any
 ) -> Compiled:
-    """``kernel``: module and name with a colon. ``signature``: types by name; constants need none."""
+    """``kernel``: module and name with a colon. ``signature``: types by name; constants need none.
+
+    Pointers are taken to be aligned to 16 bytes, as torch's are.
+    """
     task = {
         "kernel": kernel,
         "signature": signature | dict.fromkeys(constants, "constexpr"),
@@ -54,9 +72,12 @@ def _main() -> None:
     task = json.loads(sys.stdin.read())
     module, name = task["kernel"].split(":")
     constants = {key: tuple(value) if isinstance(value, list) else value for key, value in task["constants"].items()}
-    source = ASTSource(
-        fn=getattr(importlib.import_module(module), name), signature=task["signature"], constexprs=constants
-    )
+    function = getattr(importlib.import_module(module), name)
+    signature = {key: task["signature"][key] for key in function.arg_names}
+    aligned = {
+        (index,): [["tt.divisibility", 16]] for index, kind in enumerate(signature.values()) if kind.startswith("*")
+    }
+    source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=task["options"])
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
@@ -73,7 +94,7 @@ def _main() -> None:
         "stack_bytes": int(usage["STACK"]),
         "num_fused": len(re.findall(r"\bfma\.", ptx)),
         "ptx": ptx,
-        "sass": re.findall(r"/\*[0-9a-f]{4}\*/\s+(.*?);", read[1]),
+        "sass": [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,5})\*/\s+(.*?);", read[1])],
     }
     sys.stdout.write(json.dumps(document))
 

@@ -68,4 +68,4 @@ def test_the_check_sees_what_is_fused(tmp_path):
     signature = SOURCE | INT4 | {"sums_ptr": "*fp64", "num_groups": "i32"}
     options = requantize.OPTIONS | {"enable_fp_fusion": True}
     compiled = compile_kernel(KERNELS + "error_kernel", signature, constants, tmp_path, **options)
-    assert compiled.num_fused > 0 or any("DFMA" in line for line in compiled.sass)
+    assert compiled.num_fused > 0 or any("DFMA" in text for _, text in compiled.sass)

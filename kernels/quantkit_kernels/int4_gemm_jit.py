@@ -1,0 +1,162 @@
+"""The kernels behind int4_gemm.py. Legend: N weight rows, M tokens, K columns; weights stand on the left of the dot.
+
+With weights on its left side, wgmma takes them from registers, where they were decoded, and pads tokens to 8 or 16
+instead of 64.
+"""
+
+import triton
+import triton.language as tl
+
+from quantkit_kernels.int4_decode_jit import decode_tile, round_bf16, row_of
+
+
+@triton.jit
+def narrow(values, out_ptr, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
+    """float32 as the output wants it; the interpreter would cut BF16 off instead of rounding it."""
+    if INTERPRET:
+        if out_ptr.dtype.element_ty == tl.bfloat16:
+            values = round_bf16(values)
+    return values.to(out_ptr.dtype.element_ty)
+
+
+@triton.jit
+def load_tile(  # type: ignore[no-untyped-def]
+    words_ptr,
+    scale_ptr,
+    tile,
+    rows,
+    mask,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WARPS: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    IS_REPACKED: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
+    """Decoded weights [BLOCK_N, 128] of tile number ``tile``; rows that ``mask`` leaves out are zeros.
+
+    ``IS_WHOLE``: it leaves none out.
+    """
+    place = tl.arange(0, 16)[None, :]
+    SCALES: tl.constexpr = 128 // GROUP
+    number = tl.arange(0, SCALES)[None, :]
+    if IS_REPACKED:
+        words_at = words_ptr + (tile * N + rows)[:, None] * 16 + place
+        scale_at = scale_ptr + (tile * N + rows)[:, None] * SCALES + number
+        if IS_WHOLE:
+            words = tl.load(words_at, eviction_policy="evict_first")
+            scales = tl.load(scale_at)
+        else:
+            words = tl.load(words_at, mask=mask[:, None], other=0, eviction_policy="evict_first")
+            scales = tl.load(scale_at, mask=mask[:, None], other=0.0)
+        # words 4 * t + p of a group of 32 columns p
+        scales = tl.reshape(tl.broadcast_to(scales[:, :, None], (BLOCK_N, SCALES, 4 // SCALES)), (BLOCK_N, 1, 4))
+        scale = tl.reshape(tl.broadcast_to(scales, (BLOCK_N, 4, 4)), (BLOCK_N, 16))
+    else:
+        word = tile * 16 + place
+        words = tl.load(words_ptr + rows[:, None] * (K // 8) + word, mask=mask[:, None] & (word < K // 8), other=0)
+        group = tile * SCALES + number
+        inside = mask[:, None] & (group < K // GROUP)
+        scales = tl.load(scale_ptr + rows[:, None] * (K // GROUP) + group, mask=inside, other=0.0)
+        scale = tl.reshape(tl.broadcast_to(scales[:, :, None], (BLOCK_N, SCALES, 16 // SCALES)), (BLOCK_N, 16))
+    return decode_tile(words, scale, BLOCK_N, WARPS, IS_REPACKED, INTERPRET)
+
+
+@triton.jit
+def gemm_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    words_ptr,
+    scale_ptr,
+    out_ptr,
+    num_tokens,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    WARPS: tl.constexpr,
+    IS_REPACKED: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
+    """out [SPLIT_K, M, N]: each split's own part of the columns, summed by ``merge_kernel`` where there are several."""
+    first = tl.program_id(0).to(tl.int64) * BLOCK_N
+    loaded = first + row_of(tl.arange(0, BLOCK_N), WARPS)
+    rows = first + tl.arange(0, BLOCK_N)
+    tokens = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    split = tl.program_id(2)
+    is_row = rows < N
+    is_token = tokens < num_tokens
+    NUM_TILES: tl.constexpr = (K + 127) // 128
+    PER_SPLIT: tl.constexpr = (NUM_TILES + SPLIT_K - 1) // SPLIT_K
+    IS_WHOLE: tl.constexpr = N % BLOCK_N == 0 and PER_SPLIT * SPLIT_K == NUM_TILES
+    column = tl.arange(0, 128)
+    sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for step in range(PER_SPLIT):
+        tile = split * PER_SPLIT + step
+        at = tile * 128 + column
+        weights = load_tile(
+            words_ptr,
+            scale_ptr,
+            tile,
+            loaded,
+            loaded < tl.where(tile < NUM_TILES, N, 0),
+            N,
+            K,
+            GROUP,
+            BLOCK_N,
+            WARPS,
+            IS_WHOLE,
+            IS_REPACKED,
+            INTERPRET,
+        )
+        if IS_WHOLE and K % 128 == 0:
+            inside = tl.broadcast_to(is_token[None, :], (128, BLOCK_M))
+        else:
+            inside = (at < K)[:, None] & is_token[None, :]
+        x = tl.load(x_ptr + tokens[None, :] * K + at[:, None], mask=inside, other=0.0)
+        if INTERPRET:
+            x = x.to(tl.float32)
+        sums = tl.dot(weights, x, sums)
+    at = (split * num_tokens + tokens)[None, :] * N + rows[:, None]
+    tl.store(out_ptr + at, narrow(sums, out_ptr, INTERPRET), mask=is_row[:, None] & is_token[None, :])
+
+
+@triton.jit
+def merge_kernel(  # type: ignore[no-untyped-def]
+    parts_ptr, out_ptr, num_items, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr, INTERPRET: tl.constexpr
+):
+    """The splits' parts, added one after the other: the same sum in every run."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < num_items
+    total = tl.load(parts_ptr + at, mask=mask, other=0.0)
+    for split in tl.static_range(1, SPLIT_K):
+        total += tl.load(parts_ptr + at + split * num_items, mask=mask, other=0.0)
+    tl.store(out_ptr + at, narrow(total, out_ptr, INTERPRET), mask=mask)
+
+
+@triton.jit
+def dequantize_kernel(  # type: ignore[no-untyped-def]
+    words_ptr,
+    scale_ptr,
+    out_ptr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WARPS: tl.constexpr,
+    IS_REPACKED: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
+    """A tile of the weight in BF16."""
+    first = tl.program_id(0).to(tl.int64) * BLOCK_N
+    loaded = first + row_of(tl.arange(0, BLOCK_N), WARPS)
+    tile = tl.program_id(1)
+    weights = load_tile(
+        words_ptr, scale_ptr, tile, loaded, loaded < N, N, K, GROUP, BLOCK_N, WARPS, False, IS_REPACKED, INTERPRET
+    )
+    rows = (first + tl.arange(0, BLOCK_N))[:, None]
+    column = (tile * 128 + tl.arange(0, 128))[None, :]
+    tl.store(out_ptr + rows * K + column, weights.to(tl.bfloat16), mask=(rows < N) & (column < K))

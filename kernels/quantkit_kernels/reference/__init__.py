@@ -1,0 +1,1 @@
+"""Plain torch twins of the serving kernels, with the same signatures: their specification."""

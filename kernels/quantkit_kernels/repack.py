@@ -1,0 +1,74 @@
+"""INT4 words of a checkpoint to the kernels' own order, and back: the same codes, bit for bit.
+
+A tile is 128 columns: 16 words a row. A tensor core's thread ``t`` of a quad holds, of 8 columns, the two from 2t on.
+So the word at ``4 * t + p`` of a tile has the columns ``32 * p + 8 * i + 2 * t + b``, for i < 4 and b < 2, at bit
+``4 * i + 16 * b``: what a thread loads, 16 bytes at once, is what it multiplies; one mask gives two neighbours as the
+two halves of a register; and all codes of a word share a group. Tiles of all rows lie one after the other.
+
+Suffixes: ``R`` rows (out), ``C`` columns (in), ``G`` groups, ``W`` words, ``K`` tiles of 128 columns.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+TILE_COLS = 128
+TILE_WORDS = TILE_COLS // 8
+_ZERO_WORD = -0x77777778  # eight codes of zero, 0x88888888
+
+
+class Int4Tiles(NamedTuple):
+    """``words`` int32 [..., K, R, 16] and ``scale`` BF16 [..., K, R, 128 / group]; missing columns are zeros."""
+
+    words: torch.Tensor
+    scale: torch.Tensor
+
+
+def repack(weight_packed: torch.Tensor, weight_scale: torch.Tensor, *, group_size: int) -> Int4Tiles:
+    """``weight_packed`` int32 [..., R, C / 8] and ``weight_scale`` BF16 [..., R, G], as compressed-tensors stores them.
+
+    Leading dimensions (experts) stay. Raises ValueError for shapes and dtypes that do not go together.
+    """
+    check_int4(weight_packed, weight_scale, group_size=group_size)
+    *experts, num_rows, num_words = weight_packed.shape
+    missing = -num_words % TILE_WORDS
+    words = torch.nn.functional.pad(weight_packed, (0, missing), value=_ZERO_WORD)
+    scale = torch.nn.functional.pad(weight_scale, (0, missing * 8 // group_size))
+    num_tiles = words.shape[-1] // TILE_WORDS
+    # columns of a tile are 32 * p + 8 * i + 2 * t + b, in this order; four words of the checkpoint are 32 columns
+    source = words.reshape(*experts, num_rows, num_tiles, 4, 4, 1, 1)
+    shift = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device).reshape(4, 2)
+    codes = (source >> shift) & 15  # [..., R, K, p, i, t, b]
+    places = torch.arange(0, 16, 4, dtype=torch.int32, device=words.device).reshape(4, 1, 1)
+    places = places + torch.tensor([0, 16], dtype=torch.int32, device=words.device)
+    tiles = (codes << places).sum((-3, -1), dtype=torch.int32)  # [..., R, K, p, t]
+    tiles = tiles.movedim(-4, -3).transpose(-1, -2).reshape(*experts, num_tiles, num_rows, TILE_WORDS)
+    scale = scale.reshape(*experts, num_rows, num_tiles, TILE_COLS // group_size).movedim(-3, -2)
+    return Int4Tiles(tiles.contiguous(), scale.contiguous())
+
+
+def unrepack(tiles: Int4Tiles, *, num_cols: int, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The checkpoint's ``weight_packed`` and ``weight_scale`` of ``num_cols`` columns: the inverse of ``repack``."""
+    *experts, num_tiles, num_rows, _ = tiles.words.shape
+    words = tiles.words.reshape(*experts, num_tiles, num_rows, 1, 4, 1, 4).movedim(-5, -6)  # [..., R, K, 1, t, 1, p]
+    places = torch.arange(0, 16, 4, dtype=torch.int32, device=words.device).reshape(4, 1, 1, 1)
+    places = places + torch.tensor([0, 16], dtype=torch.int32, device=words.device).reshape(2, 1)
+    codes = (words >> places) & 15  # [..., R, K, i, t, b, p]
+    shift = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device).reshape(4, 2, 1)
+    packed = (codes << shift).sum((-3, -2), dtype=torch.int32)  # [..., R, K, i, p]
+    packed = packed.transpose(-1, -2).reshape(*experts, num_rows, num_tiles * TILE_WORDS)
+    scale = tiles.scale.movedim(-2, -3).reshape(*experts, num_rows, -1)
+    return packed[..., : num_cols // 8].contiguous(), scale[..., : num_cols // group_size].contiguous()
+
+
+def check_int4(weight_packed: torch.Tensor, weight_scale: torch.Tensor, *, group_size: int) -> None:
+    """Raise ValueError unless words and scales are those of one weight."""
+    if group_size not in (32, 64, 128):
+        raise ValueError(f"group_size is {group_size}, not one of 32, 64, 128")
+    if weight_packed.dtype != torch.int32 or weight_scale.dtype != torch.bfloat16:
+        raise ValueError(f"words are int32 and scales BF16, not {weight_packed.dtype} and {weight_scale.dtype}")
+    if weight_packed.ndim < 2 or weight_packed.shape[-1] * 8 % group_size:
+        raise ValueError(f"{tuple(weight_packed.shape)} are no rows of whole groups of {group_size}")
+    wanted = (*weight_packed.shape[:-1], weight_packed.shape[-1] * 8 // group_size)
+    if tuple(weight_scale.shape) != wanted:
+        raise ValueError(f"{tuple(weight_packed.shape)} words have a scale {wanted}, not {tuple(weight_scale.shape)}")

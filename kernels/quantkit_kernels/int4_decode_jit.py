@@ -43,12 +43,6 @@ def round_bf16(values):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _code(words, scale, BIT: tl.constexpr):  # type: ignore[no-untyped-def]
-    code = ((words >> BIT) & 15) - 8
-    return round_bf16(code.to(tl.float32) * scale)
-
-
-@triton.jit
 def _join(a, b, c, d):  # type: ignore[no-untyped-def]
     """Four tensors as two last dimensions, in their order."""
     return tl.join(tl.join(a, c), tl.join(b, d))
@@ -81,15 +75,15 @@ def decode_tile(  # type: ignore[no-untyped-def]
     REPEATS: tl.constexpr = ROWS // (16 * WARPS)
     if INTERPRET:
         wide = (scale.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
-        low = _join(_code(words, wide, 0), _code(words, wide, 4), _code(words, wide, 8), _code(words, wide, 12))
-        high = _join(_code(words, wide, 16), _code(words, wide, 20), _code(words, wide, 24), _code(words, wide, 28))
+        number = tl.arange(0, 8)[None, None, :]
+        code = ((words[:, :, None] >> (4 * (number // 2) + 16 * (number % 2))) & 15) - 8
+        halves = round_bf16(code.to(tl.float32) * wide[:, :, None])
     else:
         a0, a1, b0, b1, c0, c1, d0, d1 = tl.inline_asm_elementwise(
             _ASM, "=h,=h,=h,=h,=h,=h,=h,=h,r,h", [words, scale], dtype=_EIGHT, is_pure=True, pack=1
         )
-        low = _join(a0, b0, c0, d0)
-        high = _join(a1, b1, c1, d1)
-    halves = tl.join(low, high)  # [ROWS, 16, 2, 2, 2]: the pair's number in two bits, then its half
+        # the pair's number in two bits, then its half
+        halves = tl.join(_join(a0, b0, c0, d0), _join(a1, b1, c1, d1))
     if IS_REPACKED:
         # word 4 * t + p: columns 32 * p + 8 * pair + 2 * t + half
         split = tl.reshape(halves, (REPEATS, 2, WARPS, 8, 4, 4, 4, 2))

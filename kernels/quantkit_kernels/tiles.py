@@ -27,3 +27,42 @@ def gemm_tile(*, num_tokens: int, num_rows: int, num_cols: int) -> GemmTile:
     while num_programs * split_k * 2 <= _PROGRAMS and num_tiles // (split_k * 2) >= _MIN_TILES_PER_SPLIT:
         split_k *= 2
     return GemmTile(block_n=block_n, block_m=block_m, split_k=split_k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeTile:
+    """``block_m`` pairs of token and expert; a program's rows in both products; splits of the first one's columns."""
+
+    gate_up_n: int
+    down_n: int
+    block_m: int
+    split_k: int
+    is_sorted: bool
+    num_warps: int = 4
+    num_stages: int = 4
+
+
+_MOST_UNSORTED = 4  # tokens
+_PADDING = 2.5  # experts times block over pairs, from which on a smaller block wastes less
+
+
+def moe_tile(*, num_tokens: int, top_k: int, num_experts: int, width: int, num_cols: int) -> MoeTile:
+    """Small blocks while most experts have few tokens."""
+    num_pairs = num_tokens * top_k
+    is_sorted = num_tokens > _MOST_UNSORTED
+    block_m = 64
+    while block_m > 8 and num_experts * block_m >= _PADDING * num_pairs:
+        block_m //= 2
+    gate_up_n = 64
+    num_programs = -(-width // gate_up_n) * min(num_pairs, num_experts)
+    num_tiles = -(-num_cols // 128)
+    split_k = 1
+    while num_programs * split_k * 2 <= _PROGRAMS and num_tiles // (split_k * 2) >= _MIN_TILES_PER_SPLIT:
+        split_k *= 2
+    return MoeTile(
+        gate_up_n=gate_up_n,
+        down_n=128 if num_cols > 64 else 64,
+        block_m=block_m if is_sorted else 8,
+        split_k=split_k,
+        is_sorted=is_sorted,
+    )

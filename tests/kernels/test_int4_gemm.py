@@ -77,9 +77,7 @@ def test_every_pair_of_nibbles_at_every_place(is_repacked, device):
     assert torch.equal(got.float(), (codes - 8) * -0.5)
 
 
-@pytest.mark.parametrize("split_k", [1, 2, 3, 5])
-@pytest.mark.parametrize("block_n", [64, 128])
-@pytest.mark.parametrize("block_m", [8, 16, 64])
+@pytest.mark.parametrize(("block_m", "block_n", "split_k"), [(8, 64, 1), (8, 128, 2), (16, 128, 5), (64, 64, 3)])
 def test_tiles_and_splits_change_only_the_order_of_sums(block_m, block_n, split_k, device):
     weight = random_int4((150, 640), 64, device)
     x = tokens_of(19, 640, device)

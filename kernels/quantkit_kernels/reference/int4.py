@@ -21,3 +21,37 @@ def int4_gemm(
     wide = torch.promote_types(x.dtype, torch.float32)
     weight = dequantize_int4(weight_packed, weight_scale, group_size=group_size).to(wide)
     return (x.to(wide) @ weight.mT).to(x.dtype)
+
+
+def int4_moe(
+    x: torch.Tensor,
+    gate_up_packed: torch.Tensor,
+    gate_up_scale: torch.Tensor,
+    down_packed: torch.Tensor,
+    down_scale: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    *,
+    group_size: int,
+    expert_map: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Each expert on the tokens that chose it; ids that name no expert, here, add nothing."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    out = torch.zeros(x.shape, dtype=wide, device=x.device)
+    for expert in range(len(gate_up_packed)):
+        for token, choice in _choices(topk_ids, expert, expert_map).tolist():
+            hidden = int4_gemm(x[token].to(wide), gate_up_packed[expert], gate_up_scale[expert], group_size=group_size)
+            gate, up = hidden.chunk(2)
+            hidden = torch.nn.functional.silu(gate) * up
+            down = int4_gemm(hidden, down_packed[expert], down_scale[expert], group_size=group_size)
+            out[token] += topk_weights[token, choice] * down
+    return out.to(x.dtype)
+
+
+def _choices(topk_ids: torch.Tensor, expert: int, expert_map: torch.Tensor | None) -> torch.Tensor:
+    """Token and place of each choice of a local expert."""
+    if expert_map is None:
+        return (topk_ids == expert).nonzero()
+    known = (topk_ids >= 0) & (topk_ids < len(expert_map))
+    local = torch.where(known, expert_map[topk_ids.clamp(0, len(expert_map) - 1).long()], -1)
+    return (local == expert).nonzero()

@@ -1,0 +1,181 @@
+"""Routed experts with INT4 weights against float64 on the same weights, for every way in which tokens may choose."""
+
+import pytest
+import torch
+
+from quantkit_kernels.int4_moe import int4_moe, run_moe
+from quantkit_kernels.moe_align import sort_by_expert
+from quantkit_kernels.reference import int4 as twin
+from quantkit_kernels.repack import repack
+from quantkit_kernels.tiles import MoeTile, moe_tile
+from tests.kernels.compare import assert_close
+from tests.kernels.test_repack import random_int4
+
+pytestmark = pytest.mark.gpu
+# weights, hidden values, outputs of experts and the sum: each is rounded to BF16 once, by at most 2**-9 of itself
+BOUND = 2.0**-7
+EXPERTS, COLS, WIDTH, TOP_K = 4, 256, 64, 2
+
+
+def experts(device, *, group_size=32, num_experts=EXPERTS, num_cols=COLS, width=WIDTH):
+    gate_up = random_int4((num_experts, 2 * width, num_cols), group_size, device, seed=1)
+    down = random_int4((num_experts, num_cols, width), group_size, device, seed=2)
+    for _, scale in (gate_up, down):
+        scale.mul_(0.03)  # hidden values stay where SiLU bends
+    return (*gate_up, *down)
+
+
+def repacked(weights, group_size=32):
+    return (*repack(*weights[:2], group_size=group_size), *repack(*weights[2:], group_size=group_size))
+
+
+def tokens(num_tokens, device, *, num_cols=COLS, dtype=torch.bfloat16):
+    return torch.randn((num_tokens, num_cols), generator=torch.Generator().manual_seed(3)).to(dtype).to(device)
+
+
+def router(num_tokens, device, *, num_experts=EXPERTS, top_k=TOP_K, seed=4):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.rand((num_tokens, num_experts), generator=generator).topk(top_k).indices.to(torch.int32)
+    return torch.rand((num_tokens, top_k), generator=generator).to(device), ids.to(device)
+
+
+def check(x, weights, routing, *, is_repacked=True, group_size=32, expert_map=None, most=BOUND):
+    expected = twin.int4_moe(x.double(), *weights, *routing, group_size=group_size, expert_map=expert_map)
+    given = repacked(weights, group_size) if is_repacked else weights
+    got = int4_moe(x, *given, *routing, group_size=group_size, expert_map=expert_map)
+    assert got.dtype == x.dtype
+    assert_close("experts", expected, got, most=most)
+    return got
+
+
+@pytest.mark.parametrize("is_repacked", [True, False])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("num_tokens", [1, 9])
+def test_experts_come_close_to_float64(num_tokens, group_size, is_repacked, device, poisoned_memory):
+    weights = experts(device, group_size=group_size, width=128)
+    routing = router(num_tokens, device)
+    check(tokens(num_tokens, device), weights, routing, is_repacked=is_repacked, group_size=group_size)
+
+
+@pytest.mark.parametrize("num_tokens", [2, 20])
+def test_all_tokens_on_the_same_experts(num_tokens, device, poisoned_memory):
+    weight, ids = router(num_tokens, device)
+    ids[:] = torch.tensor([3, 0], dtype=torch.int32)
+    check(tokens(num_tokens, device), experts(device), (weight, ids))
+
+
+@pytest.mark.parametrize("num_tokens", [2, 20])
+def test_an_expert_that_is_chosen_twice_counts_twice(num_tokens, device):
+    weight, ids = router(num_tokens, device)
+    ids[:] = 2
+    check(tokens(num_tokens, device), experts(device), (weight, ids))
+
+
+@pytest.mark.parametrize("num_tokens", [3, 7])
+def test_experts_of_other_ranks_add_nothing_and_ranks_sum_up(num_tokens, device, poisoned_memory):
+    """Eight experts on two ranks, dealt in turns."""
+    weights = experts(device, num_experts=8)
+    routing = router(num_tokens, device, num_experts=8, top_k=3)
+    x = tokens(num_tokens, device)
+    total = torch.zeros(x.shape, dtype=torch.float64, device=device)
+    for rank in range(2):
+        expert_map = torch.full((8,), -1, dtype=torch.int32, device=device)
+        expert_map[rank::2] = torch.arange(4, dtype=torch.int32, device=device)
+        own = tuple(one[rank::2].contiguous() for one in weights)
+        total += check(x, own, routing, expert_map=expert_map, most=BOUND).double()
+    assert_close("ranks", twin.int4_moe(x.double(), *weights, *routing, group_size=32), total, most=BOUND)
+
+
+@pytest.mark.parametrize("num_tokens", [2, 9])
+def test_ids_that_name_no_expert_add_nothing(num_tokens, device, poisoned_memory):
+    weight, ids = router(num_tokens, device)
+    ids[0] = torch.tensor([4711, 2], dtype=torch.int32)
+    ids[1] = -1
+    got = check(tokens(num_tokens, device), experts(device), (weight, ids))
+    assert (got[1] == 0).all()
+
+
+@pytest.mark.parametrize(("num_cols", "width"), [(160, 96), (384, 32), (128, 192)])
+@pytest.mark.parametrize("num_tokens", [1, 11])
+def test_sizes_that_fill_no_tile(num_tokens, num_cols, width, device, poisoned_memory):
+    weights = experts(device, num_cols=num_cols, width=width)
+    check(tokens(num_tokens, device, num_cols=num_cols), weights, router(num_tokens, device))
+
+
+@pytest.mark.parametrize(
+    ("is_sorted", "block_m", "split_k"), [(True, 8, 2), (True, 64, 3), (True, 16, 1), (False, 8, 1), (False, 16, 3)]
+)
+def test_tiles_change_only_the_order_of_sums(is_sorted, block_m, split_k, device, poisoned_memory):
+    weights, x, routing = experts(device), tokens(7, device), router(7, device)
+    tile = MoeTile(gate_up_n=64, down_n=128, block_m=block_m, split_k=split_k, is_sorted=is_sorted)
+    out = torch.empty_like(x)
+    given = repacked(weights)
+    run_moe(out, x, given[:2], given[2:], (*routing, None), tile=tile, group_size=32)
+    assert_close("experts", twin.int4_moe(x.double(), *weights, *routing, group_size=32), out, most=BOUND)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 12])
+def test_two_runs_are_equal_and_a_token_does_not_depend_on_others(num_tokens, device):
+    weights = repacked(experts(device))
+    x, (weight, ids) = tokens(num_tokens, device), router(num_tokens, device)
+    first = int4_moe(x, *weights, weight, ids, group_size=32)
+    assert torch.equal(first, int4_moe(x, *weights, weight, ids, group_size=32))
+    order = torch.arange(num_tokens - 1, -1, -1, device=device)
+    assert torch.equal(int4_moe(x[order], *weights, weight[order], ids[order], group_size=32), first[order])
+
+
+def test_fp16_and_int64_ids(device):
+    weight, ids = router(7, device)
+    check(tokens(7, device, dtype=torch.float16), experts(device), (weight, ids.long()), most=1.5 * BOUND)
+
+
+def test_no_tokens_are_no_work(device):
+    assert int4_moe(tokens(0, device), *experts(device), *router(0, device), group_size=32).shape == (0, COLS)
+
+
+@pytest.mark.parametrize("block_m", [8, 16])
+@pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), [(1, 256, 8), (300, 256, 8), (70, 384, 8), (5, 3, 2)])
+def test_pairs_are_sorted_by_expert(num_tokens, num_experts, top_k, block_m, device):
+    _, ids = router(num_tokens, device, num_experts=num_experts, top_k=top_k)
+    routing = sort_by_expert(ids, num_experts=num_experts, block_m=block_m)
+    num_blocks = int(routing.num_blocks)
+    assert num_blocks <= len(routing.experts)
+    flat, seen = ids.flatten().tolist(), []
+    blocks = routing.pairs.reshape(-1, block_m)[:num_blocks].tolist()
+    found = routing.experts[:num_blocks].tolist()
+    assert found == sorted(found)
+    for expert, block in zip(found, blocks, strict=True):
+        real = [pair for pair in block if pair < len(flat)]
+        assert real == block[: len(real)]
+        assert real
+        assert [flat[pair] for pair in real] == [expert] * len(real)
+        seen += real
+    assert sorted(seen) == list(range(len(flat)))
+    assert seen == sorted(seen, key=lambda pair: (flat[pair], pair))
+    assert (routing.pairs.reshape(-1, block_m)[num_blocks:] == len(flat)).all()
+
+
+def test_few_tokens_are_not_sorted_and_fill_the_gpu():
+    glm = {"top_k": 8, "num_experts": 256, "width": 256, "num_cols": 6144}
+    one = moe_tile(num_tokens=1, **glm)
+    assert (one.is_sorted, one.block_m, one.split_k) == (False, 8, 8)
+    assert [moe_tile(num_tokens=number, **glm).block_m for number in (8, 64, 512, 4096)] == [8, 8, 32, 64]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": torch.zeros((2, COLS))}, "not torch.float32"),
+        ({"x": torch.zeros((2, 128), dtype=torch.bfloat16)}, "gate_up of 4 experts"),
+        ({"down_packed": torch.zeros((4, 2, 256, 16), dtype=torch.int32)}, "both as stored"),
+        ({"down_packed": torch.zeros((3, 256, 8), dtype=torch.int32)}, "have a scale|down of 4 experts"),
+        ({"topk_ids": torch.zeros((2, 3), dtype=torch.int32)}, "2 tokens, weights"),
+        ({"group_size": 64}, "have a scale"),
+    ],
+)
+def test_what_does_not_go_together_is_named(change, words):
+    names = ("gate_up_packed", "gate_up_scale", "down_packed", "down_scale")
+    arguments = dict(zip(names, experts("cpu"), strict=True)) | {"x": tokens(2, "cpu"), "group_size": 32}
+    arguments |= dict(zip(("topk_weights", "topk_ids"), router(2, "cpu"), strict=True))
+    with pytest.raises(ValueError, match=words):
+        int4_moe(**(arguments | change))

@@ -19,7 +19,7 @@ Codes saturate at 448, NaN is 0x7F. Infinity makes a tile's scale infinite, and 
 
 Traffic of a token: 1152 bytes read, 576, 656 or 1152 written, 4 or 8 for each use of its slot; readers the other way
 round. Compiled for sm_90 a thread has 8 columns, reads 16 bytes at once and writes 8, in 28 registers. An H200's SM has
-some 18 bytes and 128 operations a cycle, so 40 operations an element are free: codes take about 22, an IEEE division 10
+some 18 bytes and 128 operations a cycle, so 21 operations an element are free: codes take about 22, an IEEE division 10
 more. Up to some hundred tokens the time is that of one launch.
 
 A slot that is not in the cache (negative: padding) is not stored, and read as zeros. Slots must differ: of two equal

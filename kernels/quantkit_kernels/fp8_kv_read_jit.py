@@ -37,9 +37,9 @@ def _store_floats(out_ptr, at, values, mask):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _read_codes(cache_ptr, offsets, is_read, scale, out_ptr, at, is_written):  # type: ignore[no-untyped-def]
-    """A row without a slot is read as zeros, of any scale."""
-    values = e4m3_values(tl.load(cache_ptr + offsets, mask=is_read, other=0)) * scale
-    _store_floats(out_ptr, at, tl.where(is_read, values, 0.0), is_written)
+    """What is not in the cache is read as the code of zero."""
+    codes = tl.load(cache_ptr + offsets, mask=is_read, other=0)
+    _store_floats(out_ptr, at, e4m3_values(codes) * scale, is_written)
 
 
 @triton.jit

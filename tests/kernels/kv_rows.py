@@ -35,5 +35,6 @@ def some_slots(num_tokens, num_slots, device, dtype=torch.int64, seed=0):
 
 
 def both(shape, device):
-    """A cache for the kernel and one for the twin, of 0xA5."""
-    return poisoned(shape, torch.uint8, device), poisoned(shape, torch.uint8, device)
+    """A cache for the kernel and one for the twin, of 0xA5, each between rows or pages of its own."""
+    wide = (shape[0] + 2, *shape[1:])
+    return poisoned(wide, torch.uint8, device)[1:-1], poisoned(wide, torch.uint8, device)[1:-1]

@@ -275,13 +275,16 @@ def test_two_runs_are_the_same_and_fill_poisoned_outputs(device, monkeypatch):
 
 
 def test_nothing_is_written_around_the_cache(device):
-    """The first and the last row of a cache between guards."""
+    """By the first and the last row of a cache between guards, nor by slots that would lie in these."""
+    slots = torch.tensor([0, -1, 1, 2, -2], device=device)
     for layout, row in ROWS.items():
         whole = poisoned((6, row), torch.uint8, device)
-        latent, rope = rows(2, 512, torch.bfloat16, device), rows(2, 64, torch.bfloat16, device, seed=1)
-        fp8_kv.quantize_kv_mla(latent, rope, torch.tensor([0, 1], device=device), whole[2:4], layout=layout)
+        latent, rope = rows(5, 512, torch.bfloat16, device), rows(5, 64, torch.bfloat16, device, seed=1)
+        fp8_kv.quantize_kv_mla(latent, rope, slots, whole[2:4], layout=layout)
         assert bool((whole[:2] == 0xA5).all())
         assert bool((whole[4:] == 0xA5).all())
+        for part in fp8_kv.dequantize_kv_mla(whole[2:4], slots, layout=layout):
+            assert bool((part[[1, 3, 4]] == 0).all())
 
 
 def test_no_rows_are_no_work(device):

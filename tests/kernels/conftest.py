@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,3 +19,10 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def quiet_numpy() -> Iterator[None]:
+    """The interpreter's arithmetic is numpy's, which warns of what a GPU does in silence."""
+    with np.errstate(all="ignore"):
+        yield

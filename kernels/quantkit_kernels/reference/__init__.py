@@ -1,1 +1,23 @@
-"""Plain torch twins of the serving kernels, with the same signatures: their specification."""
+"""Plain torch twins of the serving kernels, with the same signatures: slow, and their specification."""
+
+from quantkit_kernels.reference.int4 import dequantize_int4, int4_gemm, int4_moe
+from quantkit_kernels.reference.kv_cache import (
+    dequantize_index_keys,
+    dequantize_kv,
+    dequantize_kv_mla,
+    quantize_index_keys,
+    quantize_kv,
+    quantize_kv_mla,
+)
+
+__all__ = [
+    "dequantize_index_keys",
+    "dequantize_int4",
+    "dequantize_kv",
+    "dequantize_kv_mla",
+    "int4_gemm",
+    "int4_moe",
+    "quantize_index_keys",
+    "quantize_kv",
+    "quantize_kv_mla",
+]

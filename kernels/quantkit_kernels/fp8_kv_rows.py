@@ -1,0 +1,113 @@
+"""How many bytes a row of the KV cache has, and which arguments go together: for fp8_kv.py."""
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from quantkit_kernels.fp8_kv_jit import BF16, DSA, FLAT
+
+Layout = Literal["flat576", "dsa656", "bf16"]
+ScaleRule = Literal["sglang", "vllm"]
+
+LAYOUTS = {"flat576": FLAT.value, "dsa656": DSA.value, "bf16": BF16.value}
+TILE = 128  # columns that share a scale, in dsa656 and in index keys
+INDEX_ROW = TILE + 4
+_INPUTS = (torch.bfloat16, torch.float16)
+_OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
+_SCALE_RULES = ("sglang", "vllm")
+
+
+def row_bytes(layout: Layout, latent_dim: int = 512, rope_dim: int = 64) -> int:
+    """Bytes of a row. Raises ValueError for an unknown layout and for widths that it cannot hold."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}, not one of {', '.join(LAYOUTS)}")
+    if latent_dim < TILE or latent_dim % TILE:
+        raise ValueError(f"the latent has {latent_dim} columns, no multiple of {TILE}")
+    if rope_dim < 16 or rope_dim % 16:
+        raise ValueError(f"the rope has {rope_dim} columns, no multiple of 16")
+    if layout == "flat576":
+        return latent_dim + rope_dim
+    if layout == "dsa656":
+        return latent_dim + latent_dim // TILE * 4 + rope_dim * 2
+    return (latent_dim + rope_dim) * 2
+
+
+def check_rule(scale_rule: str) -> None:
+    if scale_rule not in _SCALE_RULES:
+        raise ValueError(f"scale_rule is {scale_rule!r}, not one of {', '.join(_SCALE_RULES)}")
+
+
+def check_input(name: str, part: Tensor, num_dims: int, slots: Tensor) -> None:
+    """Rows may have gaps between them, but none within."""
+    if part.dtype not in _INPUTS:
+        raise ValueError(f"{name} is BF16 or FP16, not {part.dtype}")
+    if part.ndim != num_dims or part.numel() == 0 < len(slots):
+        raise ValueError(f"{name} must have {num_dims} dimensions and columns, not {tuple(part.shape)}")
+    if len(part) != len(slots) or part.device != slots.device:
+        raise ValueError(f"{name} has {len(part)} rows on {part.device}, slots {len(slots)} on {slots.device}")
+    if len(part) and not part[0].is_contiguous():
+        raise ValueError(f"the rows of {name} must be contiguous, not of strides {part.stride()}")
+
+
+def check_slots(slots: Tensor) -> None:
+    if slots.dtype not in (torch.int32, torch.int64) or slots.ndim != 1 or not slots.is_contiguous():
+        raise ValueError(f"slots must be a contiguous int32 or int64 vector, not {slots.dtype} {tuple(slots.shape)}")
+
+
+def rows_of(name: str, cache: Tensor, row: int, slots: Tensor) -> Tensor:
+    """The cache as [slots, row], on the device of ``slots``."""
+    if cache.dtype != torch.uint8:
+        raise ValueError(f"{name} is uint8, not {cache.dtype}: view it as that")
+    if not cache.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, not of strides {cache.stride()}")
+    if cache.device != slots.device:
+        raise ValueError(f"{name} is on {cache.device}, slots on {slots.device}")
+    return cache.view(-1, row)
+
+
+def mla_rows(cache: Tensor, row: int, slots: Tensor) -> Tensor:
+    if cache.ndim < 2 or cache.shape[-1] != row:
+        raise ValueError(f"the cache must be [..., {row}] bytes, not {tuple(cache.shape)}")
+    return _aligned(rows_of("cache", cache, row, slots))
+
+
+def index_rows(cache: Tensor, slots: Tensor) -> Tensor:
+    if cache.ndim != 3 or cache.shape[-1] != INDEX_ROW or cache.shape[1] == 0:
+        raise ValueError(f"the cache must be [pages, page size, {INDEX_ROW}] bytes, not {tuple(cache.shape)}")
+    return _aligned(rows_of("cache", cache, INDEX_ROW, slots))
+
+
+def _aligned(rows: Tensor) -> Tensor:
+    if rows.data_ptr() % 4:
+        raise ValueError("the cache must begin at a multiple of 4 bytes: it holds float32 scales")
+    return rows
+
+
+def check_same_slots(rows: Sequence[Tensor]) -> None:
+    if len(rows[0]) != len(rows[1]):
+        raise ValueError(f"key_cache has {len(rows[0])} slots, value_cache {len(rows[1])}")
+
+
+def check_scale(name: str, scale: float) -> float:
+    """The float32 of a scale whose reciprocal is a normal number too."""
+    if not 2.0**-126 <= scale <= 2.0**126:
+        raise ValueError(f"{name} is {scale}, not between 2**-126 and 2**126")
+    (single,) = struct.unpack("f", struct.pack("f", scale))
+    return float(single)
+
+
+def factor_of(name: str, scale: float) -> tuple[float, bool]:
+    """What the kernel takes for a scale: the reciprocal of a power of two, which is exact, or a scale to divide by."""
+    single = check_scale(name, scale)
+    is_power = math.frexp(single)[0] == 0.5
+    return (1.0 / single if is_power else single), is_power
+
+
+def empty_output(shape: tuple[int, ...], dtype: torch.dtype, cache: Tensor) -> Tensor:
+    if dtype not in _OUTPUTS:
+        raise ValueError(f"dtype is BF16, FP16 or float32, not {dtype}")
+    return torch.empty(shape, dtype=dtype, device=cache.device)

@@ -17,10 +17,10 @@ from pathlib import Path
 from types import TracebackType
 
 from quantkit.checkpoint.disk import flush, flush_tree, is_own_directory, named_errors, remove, write_file
+from quantkit.checkpoint.file_names import MANIFEST_NAME, RUN_NAME
 from quantkit.errors import QuantkitError, ResourceError, UsageError
 
 WORK_NAME = ".quantkit"
-_RUN_NAME, _MANIFEST_NAME = "run.json", "conversion.json"  # by which a run and a whole output are known
 _DONE_NAME = ".quantkit.done"  # the same, of an output that is published: there is nothing in it to go on from
 _PARTIAL = ".partial"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
@@ -63,8 +63,8 @@ def _overlap(source: Path, place: Path) -> bool:
 def finish_publishing(target: Path) -> None:
     """Of a run that was killed behind its rename: the output is whole, and still carries what is no output."""
     marks = [mark for name in (WORK_NAME, _DONE_NAME) if is_own_directory(mark := target / name)]
-    is_whole = not target.is_symlink() and (target / _MANIFEST_NAME).is_file()
-    if not is_whole or not any((mark / _RUN_NAME).is_file() for mark in marks):
+    is_whole = not target.is_symlink() and (target / MANIFEST_NAME).is_file()
+    if not is_whole or not any((mark / RUN_NAME).is_file() for mark in marks):
         return  # whosever it is
     with suppress(OSError, QuantkitError):
         lock = _locked(target, exclusive=True)  # nobody is just about to do it
@@ -103,7 +103,7 @@ def _locked(path: Path, *, exclusive: bool, flags: int = os.O_RDONLY | os.O_DIRE
 
 def _remove_work(work: Path) -> None:
     """The run's document last: by it the rest is known, and believed only with it."""
-    for path in sorted(work.iterdir(), key=lambda path: path.name == _RUN_NAME):
+    for path in sorted(work.iterdir(), key=lambda path: path.name == RUN_NAME):
         remove(path)
     work.rmdir()
 

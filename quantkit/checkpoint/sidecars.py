@@ -7,6 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from quantkit.checkpoint.file_names import (
+    CONFIG_NAME,
+    HF_QUANT_CONFIG_NAME,
+    MANIFEST_NAME,
+    README_NAME,
+    SOURCE_README_NAME,
+)
 from quantkit.checkpoint.links import Boundary
 from quantkit.errors import SourceError
 
@@ -27,13 +34,11 @@ WEIGHT_SUFFIXES = (
     *(".npz", ".npy", ".pkl", ".pickle", ".tflite", ".pb", ".nemo", ".distcp"),
 )
 _REWRITTEN = {
-    "config.json": "written anew",
-    "conversion.json": "belongs to the source",
-    "hf_quant_config.json": "declares the source's quantization",
+    CONFIG_NAME: "written anew",
+    MANIFEST_NAME: "belongs to the source",
+    HF_QUANT_CONFIG_NAME: "declares the source's quantization",
 }
 EXPECTED_SKIPS = ("written anew", "an index")  # the reasons that no user need be told of
-README_NAME = "README.md"
-SOURCE_README_NAME = "SOURCE_README.md"  # the source's card must not pass for the card of the output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

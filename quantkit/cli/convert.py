@@ -59,6 +59,7 @@ def convert(
     Example: quantkit convert ./GLM-5.2-FP8 --to int4 -o ./glm-5.2-int4
     """
     opt.check_to(to)
+    from quantkit.checkpoint.file_names import MANIFEST_NAME
     from quantkit.checkpoint.output import check_target
     from quantkit.cli import render
     from quantkit.cli.planning import PlanRequest, plan_request, tensor_parallel
@@ -69,7 +70,6 @@ def convert(
     from quantkit.convert.publish import PushTarget, prepare, publish_output
     from quantkit.convert.ranks import convert_share
     from quantkit.convert.ranks import finalize as finalize_ranks
-    from quantkit.integrity.manifest import MANIFEST_NAME
     from quantkit.plan.limits import Limits
     from quantkit.plan.resources import choose_jobs
 

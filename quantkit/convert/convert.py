@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.checkpoint.disk import named_errors, write_file
+from quantkit.checkpoint.file_names import CONFIG_NAME, INDEX_NAME, MANIFEST_NAME, README_NAME
 from quantkit.checkpoint.output import OutputDirectory, check_target
 from quantkit.checkpoint.reader import copy_file
-from quantkit.checkpoint.sidecars import README_NAME
-from quantkit.checkpoint.source import CONFIG_NAME, INDEX_NAME
 from quantkit.convert.card import model_card
 from quantkit.convert.conversion import Conversion, Executor, told_what_is_kept, work
 from quantkit.convert.execution import Execution
 from quantkit.convert.manifest import manifest_document
 from quantkit.errors import VerificationError
-from quantkit.integrity.manifest import MANIFEST_NAME, record_of, write_json
+from quantkit.integrity.manifest import record_of, write_json
 from quantkit.integrity.weight_errors import ClassError, class_errors
 from quantkit.plan.plan import Plan
 from quantkit.verify.report import Finding

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from quantkit import __version__
+from quantkit.checkpoint.file_names import MANIFEST_NAME
 from quantkit.checkpoint.hub import shown
 from quantkit.checkpoint.output import WORK_NAME, finish_publishing
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import ConvertReport
 from quantkit.convert.manifest import differences, recorded_errors
 from quantkit.errors import QuantkitError, SourceError, UsageError, VerificationError
-from quantkit.integrity.manifest import MANIFEST_NAME, FileRecord, read_manifest, record_of
+from quantkit.integrity.manifest import FileRecord, read_manifest, record_of
 from quantkit.threads import ReportProgress
 from quantkit.verify.hashes import check_hashes
 from quantkit.verify.report import Finding

@@ -14,10 +14,11 @@ from pathlib import Path
 from threading import Event, Lock
 
 from quantkit.checkpoint.disk import is_own_directory, named_errors, remove, write_bytes
+from quantkit.checkpoint.file_names import CONFIG_NAME, HUB_CLIENT_NAME
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.hub import Repository, fetch_file, forget_file, read_range
 from quantkit.checkpoint.reader import read_bytes
-from quantkit.checkpoint.source import CONFIG_NAME, Checkpoint, Shard
+from quantkit.checkpoint.source import Checkpoint, Shard
 from quantkit.errors import SourceError, UsageError
 from quantkit.integrity.manifest import FileRecord, record_of
 from quantkit.machine import bytes_text
@@ -25,7 +26,7 @@ from quantkit.plan.plan import Job, PlannedShard
 from quantkit.tensors import U8, TensorSpec
 
 NUM_FETCHERS = 4
-_SPANS_NAME, _CLIENT_NAME = "spans", ".cache"
+_SPANS_NAME = "spans"
 _PIECE_BYTES = 16 << 20  # of a span, in one request
 _NEAR_BYTES = 64 << 10  # spans so near to each other are fetched as one
 
@@ -128,7 +129,7 @@ class Spool:
         (self.directory / _SPANS_NAME).mkdir()
         kept = {path: path.stat().st_size for path in self.files.iterdir() if self._is_worth_keeping(path)}
         for path in self.files.iterdir():
-            if path.name == _CLIENT_NAME and is_own_directory(path):
+            if path.name == HUB_CLIENT_NAME and is_own_directory(path):
                 continue  # where begun downloads lie
             if path not in kept or sum(kept.values()) > self.most_bytes:
                 remove(path)

@@ -11,10 +11,10 @@ from threading import Event
 from typing import Any
 
 from quantkit.checkpoint.disk import write_file
+from quantkit.checkpoint.file_names import MANIFEST_NAME
 from quantkit.checkpoint.reader import hash_file
 from quantkit.errors import VerificationError
 
-MANIFEST_NAME = "conversion.json"
 MANIFEST_FORMAT = 1
 
 

@@ -3,10 +3,11 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quantkit.checkpoint.file_names import MANIFEST_NAME
 from quantkit.checkpoint.source import Checkpoint
 from quantkit.errors import RecipeError, SourceError, UsageError, VerificationError
 from quantkit.families import FAMILIES, Family
-from quantkit.integrity.manifest import MANIFEST_NAME, FileRecord, Manifest, read_manifest
+from quantkit.integrity.manifest import FileRecord, Manifest, read_manifest
 from quantkit.integrity.weight_errors import class_errors
 from quantkit.plan.limits import Limits
 from quantkit.plan.make import make_plan

@@ -102,7 +102,7 @@ def convert(
         return
     target = output or Path(f"{resolved.name}-int4")
     pushed_to = None if push_to is None else PushTarget(hub_id=push_to, is_public=public)
-    with render.progress("convert", is_quiet=quiet) as advance:
+    with render.progress(is_quiet=quiet) as advance:
         conversion = Conversion(
             plan=made,
             target=target.resolve() if executor == "ray" else target,
@@ -128,7 +128,7 @@ def convert(
     if pushed_to is not None:
         if not quiet:
             render.show_notes("upload", [f"{target} to {push_to}"])
-        with render.progress("check before the upload", is_quiet=quiet) as advance:
+        with render.progress(is_quiet=quiet) as advance:
             published = publish_output(
                 target,
                 pushed_to,

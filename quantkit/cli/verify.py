@@ -39,7 +39,7 @@ def verify(
     from quantkit.verify.verify import verify_output
 
     checkpoint = None if source is None else resolve_source(source).checkpoint
-    with render.progress("verify", is_quiet=quiet) as advance:
+    with render.progress(is_quiet=quiet) as advance:
         report = verify_output(
             output,
             source=checkpoint,

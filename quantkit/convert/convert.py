@@ -25,7 +25,10 @@ from quantkit.verify.thresholds import check_errors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertReport:
-    """What a conversion did. ``seconds`` is wall time, ``encode_seconds`` CPU time of the encoder alone."""
+    """What a conversion did. ``seconds`` is wall time, ``encode_seconds`` CPU time of the encoder alone.
+
+    ``earlier_bytes``: of the source, that an earlier run or other ranks had converted.
+    """
 
     output: Path
     plan: Plan
@@ -34,6 +37,7 @@ class ConvertReport:
     seconds: float
     encoded_bytes: int
     encode_seconds: float
+    earlier_bytes: int
 
 
 def convert_checkpoint(conversion: Conversion, executor: Executor | None = None) -> ConvertReport:
@@ -68,6 +72,7 @@ def complete(conversion: Conversion, plan: Plan, output: OutputDirectory, execut
         seconds=time.monotonic() - conversion.started,
         encoded_bytes=execution.encoded_bytes,
         encode_seconds=execution.encode_seconds,
+        earlier_bytes=execution.earlier_bytes,
     )
 
 

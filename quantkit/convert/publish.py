@@ -122,6 +122,7 @@ def _finished(conversion: Conversion) -> ConvertReport | None:
         seconds=time.monotonic() - conversion.started,
         encoded_bytes=0,
         encode_seconds=0.0,
+        earlier_bytes=conversion.plan.checkpoint.num_bytes,
     )
 
 

@@ -82,6 +82,7 @@ def _finalize(conversion: Conversion, output: OutputDirectory) -> ConvertReport:
     plan, _ = conversion.with_sidecars(output, frozenset())
     execution = Execution()
     execution.restore(done)
+    execution.earlier_bytes = plan.checkpoint.num_bytes
     return complete(conversion, plan, output, execution)
 
 

@@ -66,8 +66,9 @@ def _changed_inputs(plan: Plan, shard: PlannedShard, entry: OutputEntry) -> list
 
 def _hashed(files: Mapping[Path, int], *, num_jobs: int, report_progress: ReportProgress) -> dict[Path, str | None]:
     """As ``hash_files`` does; raises SourceError for what cannot be read."""
+    found = hash_files(files, label="check finished work", num_jobs=num_jobs, report_progress=report_progress)
     hashed: dict[Path, str | None] = {}
-    for path, sha256 in hash_files(files, num_jobs=num_jobs, report_progress=report_progress).items():
+    for path, sha256 in found.items():
         if isinstance(sha256, SourceError):
             raise sha256
         hashed[path] = sha256

@@ -22,7 +22,7 @@ def check_hashes(
     """``wrong``, with the file's name, for every file that is there and has another hash or cannot be read."""
     present = {name: record for name, record in records.items() if (directory / name).is_file()}
     sizes = {directory / name: record.file_bytes for name, record in present.items()}
-    found = hash_files(sizes, num_jobs=num_jobs, report_progress=report_progress)
+    found = hash_files(sizes, label=f"check {wrong.check}", num_jobs=num_jobs, report_progress=report_progress)
     findings = []
     for name, record in present.items():
         sha256 = found[directory / name]

@@ -83,7 +83,7 @@ def verify_output(
         records = {shard.name: manifest.source_shards.get(shard.name, _UNRECORDED) for shard in shards}
         report = report.with_findings(
             check_hashes(
-                source.directory, records, wrong=_OTHER_SOURCE, num_jobs=num_jobs, report_progress=lambda _, __: None
+                source.directory, records, wrong=_OTHER_SOURCE, num_jobs=num_jobs, report_progress=report_progress
             )
         )
     report = report.with_findings(first_findings(check_specs(checkpoint, plan), _MAX_FINDINGS))

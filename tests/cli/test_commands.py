@@ -77,6 +77,19 @@ def test_plain_text_names_what_matters(tiny_checkpoint, tmp_path):
     assert run("convert", source, "-o", tmp_path / "quiet", "-q").stderr == ""
 
 
+def test_a_line_says_what_goes_on_and_whose_work_it_was(tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint().directory
+    assert "convert: 100%" in run("convert", source, "-o", tmp_path / "out", "--rank", "0", "--world-size", "1").stderr
+    finalized = run("convert", source, "-o", tmp_path / "out", "--finalize")
+    assert "check finished work: 100%" in finalized.stderr
+    assert "convert: " not in finalized.stderr
+    assert "(0 MB/s, " in finalized.stdout
+    assert "of it before this run)" in finalized.stdout
+    verified = run("verify", tmp_path / "out", "--source", source).stderr
+    for label in ("check files", "check source", "compare with the source"):
+        assert f"{label}: 100%" in verified
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

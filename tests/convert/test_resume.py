@@ -16,7 +16,10 @@ import pytest
 from quantkit.checkpoint.output import WORK_NAME
 from quantkit.convert import convert as convert_module
 from quantkit.convert import journal, local
+from quantkit.convert.conversion import Conversion
 from quantkit.errors import ResourceError, SourceError, UsageError
+from quantkit.plan.make import make_plan
+from quantkit.sources import resolve_source
 from tests.convert.faults import ERRNOS, Faults, die_before, die_in_the_middle, fail_with, write_short
 from tests.convert.helpers import convert, directory_bytes
 
@@ -116,6 +119,28 @@ def test_finished_shards_are_kept_and_not_made_again(source, golden, tmp_path):
     assert directory_bytes(tmp_path / "out") == golden
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in kept} == kept
     assert {path.name for path in tmp_path.iterdir()} == {"source", "golden", "out"}
+
+
+def test_progress_tells_finished_work_from_what_is_made_now(source, tmp_path):
+    """Each stage by its name; what an earlier run has done counts for how far it is, and not for how fast."""
+    stop_after(source, tmp_path / "out", 2)
+    told = []
+    resolved = resolve_source(str(source.directory))
+    plan = make_plan(resolved.recipe, resolved.family, resolved.checkpoint)
+    conversion = Conversion(
+        plan=plan, target=tmp_path / "out", num_jobs=1, report_progress=lambda *report: told.append(report)
+    )
+    report = convert_module.convert_checkpoint(conversion)
+    stages = list(dict.fromkeys(stage for stage, _ in told))
+    assert [stage.label for stage in stages] == ["check finished work", "convert"]
+    for stage in stages:
+        reported = [done for one, done in told if one == stage]
+        assert reported[0] == 0
+        assert stage.earlier_bytes + sum(reported) == stage.total_bytes
+    check, made = stages
+    assert check.earlier_bytes == 0
+    assert 0 < made.earlier_bytes < made.total_bytes
+    assert report.earlier_bytes == made.earlier_bytes
 
 
 def test_every_call_may_be_the_last(small_source, tmp_path):

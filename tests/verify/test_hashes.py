@@ -38,16 +38,17 @@ def test_a_record_without_a_hash_is_met_by_no_file(content, tmp_path):
 
 
 def test_an_interrupted_check_reads_no_file_to_its_end(tmp_path):
-    (tmp_path / "small").touch()
+    (tmp_path / "small").write_bytes(b"a")
     with (tmp_path / "large").open("wb") as stream:
         stream.truncate(1 << 40)  # takes no room, and some ten minutes to hash
     records = {
-        "small": FileRecord(file_bytes=0, sha256=""),
+        "small": FileRecord(file_bytes=1, sha256=""),
         "large": FileRecord(file_bytes=1 << 40, sha256=""),
     }
 
-    def interrupt(*_):
-        raise KeyboardInterrupt
+    def interrupt(_, done):
+        if done == records["small"].file_bytes:
+            raise KeyboardInterrupt
 
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):

@@ -66,8 +66,7 @@ class NodeWorker:
         plan, only = self.conversion.plan, frozenset({name})
         spool = self.conversion.spool_in(folder / "spool")
         if spool is not None:
-            shards = [shard for shard in plan.shards if shard.name == name]
-            plan = replace(plan, checkpoint=spool.prepare(plan.checkpoint, shards))
+            spool.expect(plan, only)
         made = MadeShard()
         share = Share(directory=folder, spool=spool, journal=made, only=only)
         execution = execute(plan, share, num_jobs=self.conversion.num_jobs)

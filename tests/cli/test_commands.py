@@ -77,6 +77,49 @@ def test_plain_text_names_what_matters(tiny_checkpoint, tmp_path):
     assert run("convert", source, "-o", tmp_path / "quiet", "-q").stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "returncode"),
+    [
+        ("plan nosuch", 2),
+        ("convert nosuch", 2),
+        ("memory-plan nosuch", 2),
+        ("recipes nosuch", 2),
+        ("verify empty --source nosuch", 2),
+        ("plan glm-5.2 --recipe nosuch.yaml", 2),
+        ("plan ./nosuch", 3),
+        ("plan a/b/c", 3),
+        ("plan empty", 3),
+        ("plan --config nosuch.json", 3),
+        ("convert ./nosuch", 3),
+        ("convert ./nosuch -o out", 3),
+        ("memory-plan ./nosuch", 3),
+        ("memory-plan nosuch.json", 3),
+        ("memory-plan file", 3),
+        ("memory-plan glm-5.2 --check nosuch.log", 3),
+        ("inspect nosuch", 3),
+        ("inspect ./nosuch", 3),
+        ("inspect file", 3),
+        ("verify nosuch", 3),
+        ("verify ./nosuch", 3),
+        ("verify file", 3),
+        ("verify empty --source ./nosuch", 3),
+        ("card nosuch", 3),
+        ("card ./nosuch", 3),
+        ("card file", 3),
+        ("card file/below", 3),
+        ("verify empty", 4),
+        ("card empty", 4),
+    ],
+)
+def test_what_is_not_there_is_no_damaged_output(arguments, returncode, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    result = run(*arguments.split(), cwd=tmp_path)
+    assert result.returncode == returncode, result.stderr
+    assert result.stderr.startswith("quantkit: ")
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "file"}
+
+
 def test_a_line_says_what_goes_on_and_whose_work_it_was(tiny_checkpoint, tmp_path):
     source = tiny_checkpoint().directory
     assert "convert: 100%" in run("convert", source, "-o", tmp_path / "out", "--rank", "0", "--world-size", "1").stderr
@@ -130,7 +173,7 @@ def test_a_line_says_what_goes_on_and_whose_work_it_was(tiny_checkpoint, tmp_pat
         (["plan", "--config", "./nowhere.json"], 3),
         (["verify", "SOURCE"], 4),
         (["card", "SOURCE"], 4),
-        (["card", "./nowhere"], 4),
+        (["card", "./nowhere"], 3),
         (["convert", "SOURCE", "--public"], 2),
         (["convert", "SOURCE", "--push-to", "name"], 2),
         (["convert", "SOURCE", "--push-to", "org/name"], 3),

@@ -11,7 +11,7 @@
 #   QUANTKIT_TP            GPUs that share every layer of the server          [memory-plan's default: 8]
 #   QUANTKIT_GPU           their name: h100, h200, b200, mi355x, ...          [h200]
 #   QUANTKIT_ENGINE        sglang or vllm                                     [sglang]
-#   QUANTKIT_CONTEXT       tokens of a request                                [the model's]
+#   QUANTKIT_CONTEXT       tokens of a request, which must fit                [the model's, 32768 at most]
 #   QUANTKIT_CONCURRENCY   requests of that length at once, which must fit    [1]
 #   QUANTKIT_JOBS          worker threads                                     [the cores available]
 #   QUANTKIT_SUMMARY       Markdown file that every step appends to           [$GITHUB_STEP_SUMMARY, where it is set]
@@ -76,7 +76,11 @@ if [ -n "$smoke" ]; then limits+=(--limit-shards "$smoke"); fi
 if [ -n "${QUANTKIT_TP:-}" ]; then serving+=(--tp "$QUANTKIT_TP"); fi
 if [ -n "${QUANTKIT_GPU:-}" ]; then serving+=(--gpu "$QUANTKIT_GPU"); fi
 if [ -n "${QUANTKIT_ENGINE:-}" ]; then serving+=(--engine "$QUANTKIT_ENGINE"); fi
-if [ -n "${QUANTKIT_CONTEXT:-}" ]; then serving+=(--context "$QUANTKIT_CONTEXT"); fi
+if [ -n "${QUANTKIT_CONTEXT:-}" ]; then
+  serving+=(--context "$QUANTKIT_CONTEXT")
+else
+  serving+=(--context-at-most 32768) # a model made for a million tokens is rarely served with them
+fi
 if [ -n "${QUANTKIT_CONCURRENCY:-}" ]; then serving+=(--concurrency "$QUANTKIT_CONCURRENCY"); fi
 
 # Of the whole checkpoint, by its headers alone. A smoke run needs less disk than that: convert itself looks there.

@@ -193,6 +193,16 @@ def test_what_does_not_fit_fails_before_anything_is_converted(pipeline, tiny_che
     assert not (tmp_path / "out.partial").exists()
 
 
+@pytest.mark.parametrize("context", [512, 10_000_000])
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_without_a_context_a_modest_one_must_fit(engine, context, pipeline, tiny_checkpoint):
+    """Of a small model no more than it has, and of one for ten million tokens no such request."""
+    source = tiny_checkpoint(config_changes={"max_position_embeddings": context}).directory
+    result = pipeline.run(source, "out", QUANTKIT_ENGINE=engine, QUANTKIT_CONCURRENCY="64", QUANTKIT_SMOKE_SHARDS="1")
+    assert result.returncode == 0, result.stderr
+    assert f"64 x {min(context, 32768):,} " in result.stdout
+
+
 def test_a_disk_without_room_fails_at_once(pipeline, tiny_checkpoint, tmp_path):
     source = tiny_checkpoint().directory
     (pipeline.bin / "full").touch()
@@ -298,6 +308,17 @@ def test_the_gitlab_job_calls_the_script():
     assert job["artifacts"] == {"when": "always", "paths": [job["variables"]["QUANTKIT_SUMMARY"]]}
     assert job["retry"]["exit_codes"] == [128 + signal.SIGKILL, TERMINATED]
     check_settings(job["variables"])
+
+
+def test_the_settings_to_copy_suit_small_models_too(pipeline, tiny_checkpoint):
+    source = tiny_checkpoint().directory
+    github = yaml.safe_load((FOLDER / "github-actions.yml").read_text())["jobs"]["convert"]["env"]
+    gitlab = yaml.safe_load((FOLDER / "gitlab-ci.yml").read_text())["convert"]["variables"]
+    for number, variables in enumerate((github, gitlab)):
+        names = ("QUANTKIT_GPU", "QUANTKIT_ENGINE", "QUANTKIT_CONTEXT", "QUANTKIT_CONCURRENCY")
+        settings = {name: variables[name] for name in names if name in variables}
+        result = pipeline.run(source, f"out{number}", QUANTKIT_SMOKE_SHARDS="1", **settings)
+        assert result.returncode == 0, result.stderr
 
 
 def check_settings(variables):

@@ -276,10 +276,32 @@ def test_a_smoke_run_is_never_taken_for_a_whole_one(pipeline, tiny_checkpoint, t
     result = pipeline.run(source, "smoke")
     assert result.returncode == 2
     assert "is the output of a smoke run" in steps(result)[-1]
+    before = directory_bytes(tmp_path / "smoke")
+    result = pipeline.run(source, "smoke", QUANTKIT_SMOKE_SHARDS="2")
+    assert result.returncode == 2
+    assert "is the output of a smoke run of other shards or layers" in steps(result)[-1]
+    assert directory_bytes(tmp_path / "smoke") == before
     convert(source, tmp_path / "whole")
     result = pipeline.run(source, "whole", **smoke)
     assert result.returncode == 2
     assert "is a whole output" in steps(result)[-1]
+
+
+def test_a_smoke_run_by_layers_is_none_by_shards(pipeline, tiny_checkpoint):
+    source = tiny_checkpoint().directory
+    made = run("convert", source, "-o", pipeline.folder / "out", "--limit-shards", "1", "--layers", "0-0")
+    assert made.returncode == 0, made.stderr
+    result = pipeline.run(source, "out", QUANTKIT_SMOKE_SHARDS="1")
+    assert result.returncode == 2
+    assert "is the output of a smoke run of other shards or layers" in steps(result)[-1]
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "01", "two", "1 2", "*"])
+def test_a_number_of_smoke_shards_is_one(number, pipeline, tiny_checkpoint):
+    source = tiny_checkpoint().directory
+    result = pipeline.run(source, "out", QUANTKIT_SMOKE_SHARDS=number)
+    assert result.returncode == 2
+    assert steps(result) == [f"QUANTKIT_SMOKE_SHARDS is {number}: give a number of shards, from 1"]
 
 
 def test_a_path_is_never_read_as_shell_text(pipeline, tiny_checkpoint, tmp_path):

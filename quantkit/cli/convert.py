@@ -49,7 +49,7 @@ def convert(
     layers: opt.LayersOption = None,
     summary: opt.SummaryOption = None,
 ) -> None:
-    """Convert a checkpoint to INT4: plan, write, verify, publish.
+    """Convert a checkpoint to INT4: plan, write, verify, put in place.
 
     The output directory appears whole or not at all. A run that was stopped goes on with the same command. Shards of a
     hub repository pass through a bounded spool. With --push-to the finished output is uploaded; where it is complete

@@ -62,7 +62,7 @@ def _show_new(report: ConvertReport) -> None:
     earlier = f", {bytes_text(report.earlier_bytes)} of it before this run" if report.earlier_bytes else ""
     render.show_line(
         f"{report.output}: {bytes_text(source_bytes)} -> {bytes_text(plan.tensor_bytes)} in {report.seconds:.1f} s "
-        f"({rate:.0f} MB/s{earlier}), verified and published"
+        f"({rate:.0f} MB/s{earlier}), verified and in place"
     )
 
 
@@ -84,7 +84,7 @@ def show_rank(report: RankReport, *, as_json: bool, summary: Path | None = None)
     render.show_line(
         f"rank {report.rank} of {report.world_size}: {report.num_shards} shards with "
         f"{render.count(report.num_tensors)} tensors are done in {report.partial}; when all ranks are, the same "
-        "command with --finalize instead of --rank and --world-size publishes"
+        "command with --finalize instead of --rank and --world-size completes the output"
     )
 
 

@@ -1,4 +1,4 @@
-"""Plan, execute, verify, publish: a checkpoint directory in, a verified directory out, or a named error and nothing."""
+"""Plan, execute, verify, rename: a checkpoint directory in, a verified directory out, or a named error and nothing."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class ConvertReport:
 
 
 def convert_checkpoint(conversion: Conversion, executor: Executor | None = None) -> ConvertReport:
-    """Execute a plan, here or by ``executor``, and publish the output; goes on from what an earlier run has finished.
+    """Execute a plan, here or by ``executor``, and put the output in place; goes on from what an earlier run has made.
 
     Raises SourceError, ResourceError or VerificationError; finished work then stays in the partial directory, unless
     it was found wrong.
@@ -55,7 +55,7 @@ def convert_checkpoint(conversion: Conversion, executor: Executor | None = None)
 
 
 def complete(conversion: Conversion, plan: Plan, output: OutputDirectory, execution: Execution) -> ConvertReport:
-    """All shards are there: the files beside them, the checks, the publishing. Raises VerificationError."""
+    """All shards are there: the files beside them, the checks, the renaming. Raises VerificationError."""
     classes = class_errors(execution.errors)
     write_documents(plan, output.directory, execution, classes, conversion.provenance)
     findings = (
@@ -63,7 +63,7 @@ def complete(conversion: Conversion, plan: Plan, output: OutputDirectory, execut
         *check_errors(execution.errors, classes, group_size=plan.recipe.group_size),
     )
     _refuse_bad(findings)
-    output.publish()
+    output.put_in_place()
     return ConvertReport(
         output=conversion.target,
         plan=plan,
@@ -83,7 +83,7 @@ def _refuse_bad(findings: Sequence[Finding]) -> None:
                 finding.message,
                 tensor=finding.tensor,
                 file=finding.file,
-                remedy=f"{finding.remedy or 'this is worth a report'}; nothing was published",
+                remedy=f"{finding.remedy or 'this is worth a report'}; no output was made",
             )
 
 

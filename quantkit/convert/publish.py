@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from quantkit import __version__
 from quantkit.checkpoint.file_names import MANIFEST_NAME
 from quantkit.checkpoint.hub import shown
-from quantkit.checkpoint.output import WORK_NAME, finish_publishing
+from quantkit.checkpoint.output import WORK_NAME, finish_renaming
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import ConvertReport
 from quantkit.convert.manifest import differences, recorded_errors
@@ -103,7 +103,7 @@ def _sign_in(target: PushTarget) -> None:
 def _finished(conversion: Conversion) -> ConvertReport | None:
     """The output of this very run, where the target holds it."""
     target = conversion.target
-    finish_publishing(target)
+    finish_renaming(target)
     if target.is_symlink() or not (target / MANIFEST_NAME).is_file() or (target / WORK_NAME).exists():
         return None
     manifest = read_manifest(target)

@@ -71,7 +71,8 @@ def test_plain_text_names_what_matters(tiny_checkpoint, tmp_path):
     for word in ("routed_expert", "tensors", "disk needed", "memory needed", "Tensor parallel", "glm_moe_dsa"):
         assert word in plan.stdout
     converted = run("convert", source, "-o", tmp_path / "out")
-    assert "verified and published" in converted.stdout
+    assert "verified and in place" in converted.stdout
+    assert "publish" not in converted.stdout + converted.stderr  # that is what --push-to does
     assert "convert: 100%" in converted.stderr
     assert "good" in run("verify", tmp_path / "out").stdout
     assert run("convert", source, "-o", tmp_path / "quiet", "-q").stderr == ""
@@ -122,7 +123,9 @@ def test_what_is_not_there_is_no_damaged_output(arguments, returncode, tmp_path)
 
 def test_a_line_says_what_goes_on_and_whose_work_it_was(tiny_checkpoint, tmp_path):
     source = tiny_checkpoint().directory
-    assert "convert: 100%" in run("convert", source, "-o", tmp_path / "out", "--rank", "0", "--world-size", "1").stderr
+    ranked = run("convert", source, "-o", tmp_path / "out", "--rank", "0", "--world-size", "1")
+    assert "convert: 100%" in ranked.stderr
+    assert "completes the output" in ranked.stdout
     finalized = run("convert", source, "-o", tmp_path / "out", "--finalize")
     assert "check finished work: 100%" in finalized.stderr
     assert "convert: " not in finalized.stderr

@@ -99,7 +99,7 @@ def attempt(source, target):
     return None
 
 
-def is_published(target):
+def is_in_place(target):
     return target.exists() and not any((target / name).exists() for name in (WORK_NAME, f"{WORK_NAME}.done"))
 
 
@@ -144,11 +144,11 @@ def test_progress_tells_finished_work_from_what_is_made_now(source, tmp_path):
 
 
 def test_every_call_may_be_the_last(small_source, tmp_path):
-    """Killed at every call that changes something: before it and in its middle, while publishing too."""
+    """Killed at every call that changes something: before it and in its middle, the last rename too."""
     source, golden = small_source
     calls = count_calls(source, tmp_path, removals=True)
     assert len(calls) > 60
-    assert sum("rename" in call for call in calls) >= 4  # the run's document, the probe, publishing twice
+    assert sum("rename" in call for call in calls) >= 4  # the run's document, the probe, putting in place twice
     for at in range(len(calls)):
         for fault in (die_before, die_in_the_middle):
             root = tmp_path / f"{at}-{fault.__name__}"
@@ -161,7 +161,7 @@ def test_every_call_may_be_the_last(small_source, tmp_path):
 
             assert in_a_child(run) == signal.SIGKILL, calls[at]
             if (root / "out").exists():
-                with pytest.raises(UsageError, match="exists already"):  # published, and nothing is left to do
+                with pytest.raises(UsageError, match="exists already"):  # in place, and nothing is left to do
                     convert(source.directory, root / "out")
             else:
                 convert(source.directory, root / "out")
@@ -196,7 +196,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(source, g
 
 @pytest.mark.parametrize("kind", ["full", "broken", "short"])
 def test_every_call_may_fail(kind, small_source, tmp_path):
-    """An error with a name, nothing published, and the same command goes on; a short write is none at all."""
+    """An error with a name, no output, and the same command goes on; a short write is none at all."""
     source, golden = small_source
     calls = count_calls(source, tmp_path)
     fault = write_short if kind == "short" else fail_with(ERRNOS[kind])
@@ -212,7 +212,7 @@ def test_every_call_may_fail(kind, small_source, tmp_path):
             assert error.remedy, call
         if not (root / "out").exists():  # one behind the rename is an error, too
             convert(source.directory, root / "out")
-        elif not is_published(root / "out"):
+        elif not is_in_place(root / "out"):
             with pytest.raises(UsageError, match="exists already"):
                 convert(source.directory, root / "out")
         assert directory_bytes(root / "out") == golden, call

@@ -46,7 +46,7 @@ class RecipeError(UsageError):
 
 
 class SourceError(QuantkitError):
-    """The source checkpoint is bad or cannot be fetched."""
+    """What is to be read is not there, is bad or cannot be fetched: a source, a config, a log, an output."""
 
     exit_code = 3
 

@@ -10,12 +10,23 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from threading import Event
 
-ReportProgress = Callable[[int, int], None]  # called with the source bytes just finished, and those in all
 Step = Callable[[], Callable[[], None]]  # runs in a worker; what it returns runs in the calling thread
 FETCHERS = "quantkit-fetch"  # how the names of threads begin that may wait for a network when all else has ended
 _LAST_SECONDS = 2.0  # for those, to see that all ends
 _IN_FLIGHT_PER_JOB = 2
 _WAITING_FLUSHES = 8  # and one for each worker: a disk that is behind holds up what would open more files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A stretch of work that is measured: what goes on, its bytes in all, and those that an earlier run has done."""
+
+    label: str
+    total_bytes: int
+    earlier_bytes: int = 0
+
+
+ReportProgress = Callable[[Stage, int], None]  # called with what goes on and the bytes just finished, first with none
 
 
 class StoppedError(Exception):

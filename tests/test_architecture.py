@@ -1,6 +1,8 @@
 """Layers import downward only; every unit has its place; files stay small, or say here why not."""
 
 import ast
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,7 @@ LAYERS = [
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 MAX_LINES = 300
 LONG_FILES: dict[str, str] = {}  # path to reason
+FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)*\.(json|jsonl|lock|md|draft)|\.(cache|quantkit(\.\w+)?)")
 
 
 def modules() -> list[Path]:
@@ -58,6 +61,17 @@ def test_units_import_downward_only(path: Path) -> None:
             continue
         assert other in LEVEL, f"{path}: {name}"
         assert LEVEL[other] < LEVEL[unit], f"{path} imports {name}, which is not below it"
+
+
+def test_a_file_name_stands_in_one_module() -> None:
+    """What two modules must spell alike is a constant of one, and imported."""
+    modules_of: dict[str, set[Path]] = defaultdict(set)
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and FILE_NAME.fullmatch(node.value):
+                modules_of[node.value].add(path)
+    assert "run.json" in modules_of
+    assert {name: paths for name, paths in modules_of.items() if len(paths) > 1} == {}
 
 
 def test_kernels_import_nothing_of_ours() -> None:

@@ -20,7 +20,7 @@ def test_quickstart_runs_as_the_readme_says(tmp_path):
         [ROOT / "scripts" / "quickstart", tmp_path / "q"], capture_output=True, text=True, check=False, timeout=600
     )
     assert result.returncode == 0, result.stderr
-    for words in ("$ quantkit plan", "verified and published", "good (", "# INT4 of a local checkpoint"):
+    for words in ("$ quantkit plan", "verified and in place", "good (", "# INT4 of a local checkpoint"):
         assert words in result.stdout
     assert (tmp_path / "q" / "glm-5.2-int4" / "conversion.json").is_file()
 

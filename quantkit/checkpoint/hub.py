@@ -15,6 +15,7 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from quantkit.checkpoint.disk import FULL
+from quantkit.checkpoint.file_names import HUB_CLIENT_NAME
 from quantkit.checkpoint.sidecars import WEIGHT_SUFFIXES
 from quantkit.errors import ResourceError, SourceError
 
@@ -136,7 +137,7 @@ def fetch_file(repository: Repository, name: str, directory: Path, stop: Event) 
 def forget_file(directory: Path, name: str) -> None:
     """Remove a file that ``fetch_file`` has brought, and what the client noted of it."""
     (directory / name).unlink(missing_ok=True)
-    notes = directory / ".cache" / "huggingface" / "download"
+    notes = directory / HUB_CLIENT_NAME / "huggingface" / "download"
     for path in notes.glob(f"{glob.escape(name)}.*"):
         path.unlink(missing_ok=True)
 

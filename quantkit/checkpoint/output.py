@@ -1,8 +1,8 @@
 """An output directory that appears whole or not at all, while the work in it outlives the process that does it.
 
 Work happens in ``NAME.partial`` beside the target, on the same file system, under a lock on that directory itself.
-What is no output lies in ``.quantkit/`` in it: the journal, locks, the spool. ``publish`` flushes and renames; what
-else ends the block keeps the directory where it holds finished work.
+What is no output lies in ``.quantkit/`` in it: the journal, locks, the spool. ``put_in_place`` flushes and renames;
+what else ends the block keeps the directory where it holds finished work.
 """
 
 import errno
@@ -17,11 +17,11 @@ from pathlib import Path
 from types import TracebackType
 
 from quantkit.checkpoint.disk import flush, flush_tree, is_own_directory, named_errors, remove, write_file
+from quantkit.checkpoint.file_names import MANIFEST_NAME, RUN_NAME
 from quantkit.errors import QuantkitError, ResourceError, UsageError
 
 WORK_NAME = ".quantkit"
-_RUN_NAME, _MANIFEST_NAME = "run.json", "conversion.json"  # by which a run and a whole output are known
-_DONE_NAME = ".quantkit.done"  # the same, of an output that is published: there is nothing in it to go on from
+_DONE_NAME = ".quantkit.done"  # the same, of an output that is in place: there is nothing in it to go on from
 _PARTIAL = ".partial"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 _ANOTHER = "choose another with -o"
@@ -38,7 +38,7 @@ def check_target(target: Path, source: Path | None) -> None:
 
 def _check_target(target: Path, source: Path | None) -> None:
     if target.exists() or target.is_symlink():
-        finish_publishing(target)
+        finish_renaming(target)
         raise UsageError("exists already", file=target, remedy="choose another directory with -o, or remove it")
     resolved = target.resolve()
     if source is not None:
@@ -60,11 +60,11 @@ def _overlap(source: Path, place: Path) -> bool:
     return source == place or source in place.parents or place in source.parents
 
 
-def finish_publishing(target: Path) -> None:
+def finish_renaming(target: Path) -> None:
     """Of a run that was killed behind its rename: the output is whole, and still carries what is no output."""
     marks = [mark for name in (WORK_NAME, _DONE_NAME) if is_own_directory(mark := target / name)]
-    is_whole = not target.is_symlink() and (target / _MANIFEST_NAME).is_file()
-    if not is_whole or not any((mark / _RUN_NAME).is_file() for mark in marks):
+    is_whole = not target.is_symlink() and (target / MANIFEST_NAME).is_file()
+    if not is_whole or not any((mark / RUN_NAME).is_file() for mark in marks):
         return  # whosever it is
     with suppress(OSError, QuantkitError):
         lock = _locked(target, exclusive=True)  # nobody is just about to do it
@@ -103,13 +103,13 @@ def _locked(path: Path, *, exclusive: bool, flags: int = os.O_RDONLY | os.O_DIRE
 
 def _remove_work(work: Path) -> None:
     """The run's document last: by it the rest is known, and believed only with it."""
-    for path in sorted(work.iterdir(), key=lambda path: path.name == _RUN_NAME):
+    for path in sorted(work.iterdir(), key=lambda path: path.name == RUN_NAME):
         remove(path)
     work.rmdir()
 
 
 class OutputDirectory:
-    """Context manager; ``directory`` is where to write until ``publish``, ``work`` where what is no output lies.
+    """Context manager; ``directory`` is where to write until ``put_in_place``, ``work`` where what is no output lies.
 
     ``rank``: of several that share the directory; without one, nobody else may be in it. ``keep`` says whether what
     is there outlives an error; ranks always leave it.
@@ -135,10 +135,10 @@ class OutputDirectory:
             raise
         return self
 
-    def publish(self) -> None:
+    def put_in_place(self) -> None:
         """Flush every file and name, then rename: a power cut leaves either no target or a complete one.
 
-        What is no output goes last of all; where this run is cut, the next does it by ``finish_publishing``. Signals
+        What is no output goes last of all; where this run is cut, the next does it by ``finish_renaming``. Signals
         wait, so that nobody hears 'interrupted' of an output that is there.
         """
         assert self._rank is None

@@ -11,19 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from quantkit.checkpoint.file_names import CONFIG_NAME, HF_QUANT_CONFIG_NAME
 from quantkit.checkpoint.header import header_end, parse_header
 from quantkit.checkpoint.hub import Repository, download_file, find_repository, read_range
 from quantkit.checkpoint.json_files import MOST_BYTES, MOST_INDEX_BYTES, read_json
 from quantkit.checkpoint.shard_index import ShardIndex, check_shard_names, collect_tensors, read_index
 from quantkit.checkpoint.sidecars import choose_sidecars
-from quantkit.checkpoint.source import (
-    CONFIG_NAME,
-    HF_QUANT_CONFIG_NAME,
-    Checkpoint,
-    Shard,
-    choose_index,
-    declared_quantization,
-)
+from quantkit.checkpoint.source import Checkpoint, Shard, choose_index, declared_quantization
 from quantkit.errors import SourceError
 
 _NUM_CONNECTIONS = 8

@@ -4,9 +4,16 @@ A list of names to copy would miss the next release's new file. Code is copied, 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from quantkit.checkpoint.file_names import (
+    CONFIG_NAME,
+    HF_QUANT_CONFIG_NAME,
+    MANIFEST_NAME,
+    README_NAME,
+    SOURCE_README_NAME,
+)
 from quantkit.checkpoint.links import Boundary
 from quantkit.errors import SourceError
 
@@ -27,13 +34,11 @@ WEIGHT_SUFFIXES = (
     *(".npz", ".npy", ".pkl", ".pickle", ".tflite", ".pb", ".nemo", ".distcp"),
 )
 _REWRITTEN = {
-    "config.json": "written anew",
-    "conversion.json": "belongs to the source",
-    "hf_quant_config.json": "declares the source's quantization",
+    CONFIG_NAME: "written anew",
+    MANIFEST_NAME: "belongs to the source",
+    HF_QUANT_CONFIG_NAME: "declares the source's quantization",
 }
 EXPECTED_SKIPS = ("written anew", "an index")  # the reasons that no user need be told of
-README_NAME = "README.md"
-SOURCE_README_NAME = "SOURCE_README.md"  # the source's card must not pass for the card of the output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,44 +58,56 @@ class Sidecars:
     skipped: tuple[tuple[str, str], ...]
 
 
+@dataclass(slots=True)
+class _Sorting:
+    """Files on their way into ``Sidecars``, wherever they were found."""
+
+    copied: list[Sidecar] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def copy(self, name: str, path: Path, file_bytes: int) -> None:
+        target = SOURCE_README_NAME if name == README_NAME else name
+        self.copied.append(Sidecar(name=target, path=path, file_bytes=file_bytes))
+
+    def skip(self, name: str, reason: str) -> None:
+        self.skipped[name if _is_utf8(name) else ascii(name)] = reason
+
+    def sidecars(self) -> Sidecars:
+        copied = sorted(self.copied, key=lambda sidecar: sidecar.name)
+        return Sidecars(copied=tuple(copied), skipped=tuple(sorted(self.skipped.items())))
+
+
 def find_sidecars(directory: Path, boundary: Boundary) -> Sidecars:
     """Walk the directory. Raises SourceError where a folder cannot be listed."""
-    copied: list[Sidecar] = []
-    skipped: list[tuple[str, str]] = []
-    for path, name, reason in _walk(directory, directory):
-        reason = reason or _skip_reason(path, name, boundary)  # noqa: PLW2901
-        if reason:
-            skipped.append((name if _is_utf8(name) else ascii(name), reason))
+    sorting = _Sorting()
+    for path, name, place_reason in _walk(directory, directory):
+        if reason := place_reason or _skip_reason(path, name, boundary):
+            sorting.skip(name, reason)
         else:
-            target = SOURCE_README_NAME if name == README_NAME else name
-            copied.append(Sidecar(name=target, path=path, file_bytes=path.stat().st_size))
-    copied.sort(key=lambda sidecar: sidecar.name)
-    return Sidecars(copied=tuple(copied), skipped=tuple(sorted(skipped)))
+            sorting.copy(name, path, path.stat().st_size)
+    return sorting.sidecars()
 
 
 def choose_sidecars(files: Mapping[str, int | None], directory: Path) -> Sidecars:
     """The same of a listing: names with forward slashes, and lengths; what is copied will lie in ``directory``."""
-    copied: list[Sidecar] = []
-    skipped: dict[str, str] = {}
+    sorting = _Sorting()
     for name, num_bytes in files.items():
         parts = PurePosixPath(name).parts
         place = next((index for index, part in enumerate(parts) if part.startswith(".") or part == "__pycache__"), None)
         if place is not None:
             is_cache = parts[place] == "__pycache__" and place < len(parts) - 1
             if is_cache or parts[place].startswith("."):
-                skipped["/".join(parts[: place + 1])] = "a cache" if is_cache else "hidden"
+                sorting.skip("/".join(parts[: place + 1]), "a cache" if is_cache else "hidden")
                 continue
         if len(parts) == 1 and name.endswith(".safetensors"):
             continue
         if name != "/".join(parts) or name.startswith("/") or "\\" in name or "\0" in name:
-            skipped[ascii(name)] = "its name leaves the checkpoint"
+            sorting.skip(ascii(name), "its name leaves the checkpoint")
         elif reason := _name_reason(parts[-1], name):
-            skipped[name if _is_utf8(name) else ascii(name)] = reason
+            sorting.skip(name, reason)
         else:
-            target = SOURCE_README_NAME if name == README_NAME else name
-            copied.append(Sidecar(name=target, path=directory / name, file_bytes=num_bytes or 0))
-    copied.sort(key=lambda sidecar: sidecar.name)
-    return Sidecars(copied=tuple(copied), skipped=tuple(sorted(skipped.items())))
+            sorting.copy(name, directory / name, num_bytes or 0)
+    return sorting.sidecars()
 
 
 def _walk(directory: Path, root: Path) -> list[tuple[Path, str, str]]:

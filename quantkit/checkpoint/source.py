@@ -10,16 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
+from quantkit.checkpoint.file_names import CONFIG_NAME, HF_QUANT_CONFIG_NAME, INDEX_NAME
 from quantkit.checkpoint.header import StoredTensor, read_header
 from quantkit.checkpoint.json_files import read_json
 from quantkit.checkpoint.links import Boundary
 from quantkit.checkpoint.shard_index import ShardIndex, check_shard_names, collect_tensors, read_index
 from quantkit.checkpoint.sidecars import Sidecars, find_sidecars
 from quantkit.errors import SourceError
-
-INDEX_NAME = "model.safetensors.index.json"
-CONFIG_NAME = "config.json"
-HF_QUANT_CONFIG_NAME = "hf_quant_config.json"  # where ModelOpt declares its quantization
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

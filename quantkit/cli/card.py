@@ -19,7 +19,7 @@ def card(
 ) -> None:
     """Print the model card of an output, made from its conversion.json and config.json: the same as its README.md.
 
-    Exits with 4 when conversion.json is missing or damaged.
+    Exits with 4 when conversion.json is missing or damaged, with 3 when there is no such directory.
 
     Example: quantkit card ./glm-5.2-int4
     """

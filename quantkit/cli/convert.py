@@ -50,7 +50,7 @@ def convert(
     layers: opt.LayersOption = None,
     summary: opt.SummaryOption = None,
 ) -> None:
-    """Convert a checkpoint to INT4: plan, write, verify, publish.
+    """Convert a checkpoint to INT4: plan, write, verify, put in place.
 
     The output directory appears whole or not at all. A run that was stopped goes on with the same command. Shards of a
     hub repository pass through a bounded spool. With --push-to the finished output is uploaded; where it is complete
@@ -60,6 +60,7 @@ def convert(
     Example: quantkit convert ./GLM-5.2-FP8 --to int4 -o ./glm-5.2-int4
     """
     opt.check_to(to)
+    from quantkit.checkpoint.file_names import MANIFEST_NAME
     from quantkit.checkpoint.output import check_target
     from quantkit.cli import render
     from quantkit.cli.planning import PlanRequest, plan_request, tensor_parallel
@@ -70,7 +71,6 @@ def convert(
     from quantkit.convert.publish import PushTarget, prepare, publish_output
     from quantkit.convert.ranks import convert_share
     from quantkit.convert.ranks import finalize as finalize_ranks
-    from quantkit.integrity.manifest import MANIFEST_NAME
     from quantkit.plan.limits import Limits
     from quantkit.plan.resources import choose_jobs
 
@@ -105,7 +105,7 @@ def convert(
         return
     target = output or Path(f"{resolved.name}-int4")
     pushed_to = None if push_to is None else PushTarget(hub_id=push_to, is_public=public)
-    with render.progress("convert", is_quiet=quiet) as advance:
+    with render.progress(is_quiet=quiet) as advance:
         conversion = Conversion(
             plan=made,
             target=target.resolve() if executor == "ray" else target,
@@ -132,7 +132,7 @@ def convert(
     if pushed_to is not None:
         if not quiet:
             render.show_notes("upload", [f"{target} to {push_to}"])
-        with render.progress("check before the upload", is_quiet=quiet) as advance:
+        with render.progress(is_quiet=quiet) as advance:
             published = publish_output(
                 target,
                 pushed_to,

@@ -104,6 +104,15 @@ ContextOption = Annotated[
         help="Of a request that must fit; 128k is 131072 [default: the model's, and none must fit].",
     ),
 ]
+ContextAtMostOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(
+        "--context-at-most",
+        metavar="TOKENS",
+        parser=count_of_tokens,
+        help="In place of --context: of a request of the model's full context that must fit, but no longer than this.",
+    ),
+]
 ConcurrencyOption = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option(

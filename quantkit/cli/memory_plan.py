@@ -36,6 +36,7 @@ def memory_plan(
     with_mtp: mem.MtpOption = False,
     enforce_eager: mem.EagerOption = False,
     context: mem.ContextOption = None,
+    context_at_most: mem.ContextAtMostOption = None,
     concurrency: mem.ConcurrencyOption = None,
     max_running_requests: mem.MaxRequestsOption = None,
     check: Annotated[
@@ -80,6 +81,7 @@ def memory_plan(
         with_mtp=with_mtp,
         enforce_eager=enforce_eager,
         context=context,
+        context_at_most=context_at_most,
         concurrency=concurrency,
         max_running_requests=max_running_requests,
     )

@@ -46,6 +46,7 @@ class MemoryOptions:
     with_mtp: bool = False
     enforce_eager: bool = False
     context: int | None = None
+    context_at_most: int | None = None
     concurrency: int | None = None
     max_running_requests: int | None = None
 
@@ -75,6 +76,17 @@ def in_lower_case(options: MemoryOptions) -> MemoryOptions:
         kv_dtype=lower(options.kv_dtype),
         kv_layout=lower(options.kv_layout),
     )
+
+
+def with_context(options: MemoryOptions, model: Model) -> MemoryOptions:
+    """``context_at_most`` turned into the context that it means for this model."""
+    most = options.context_at_most
+    if most is None:
+        return options
+    if options.context is not None:
+        raise UsageError("--context and --context-at-most say the same thing", remedy="leave one of them out")
+    _check_words(options)
+    return replace(options, context=min(most, model.max_context or most))
 
 
 def request_of(options: MemoryOptions, model: Model, scheme: str | None) -> MemoryRequest:
@@ -235,6 +247,7 @@ def _check_words(options: MemoryOptions) -> None:
             raise UsageError(f"{option} {value} is not known", remedy=f"choose {', '.join(map(str, words))}")
     counts = {
         "--context": options.context,
+        "--context-at-most": options.context_at_most,
         "--concurrency": options.concurrency,
         "--max-running-requests": options.max_running_requests,
     }

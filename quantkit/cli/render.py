@@ -25,7 +25,7 @@ _COLOURS = {
 }
 
 if TYPE_CHECKING:
-    from quantkit.threads import ReportProgress
+    from quantkit.threads import ReportProgress, Stage
 
 
 # Unicode categories of what moves a terminal's cursor, changes its colours, ends a line or turns text round
@@ -170,17 +170,20 @@ def count(number: int) -> str:
 
 
 @contextmanager
-def progress(label: str, *, is_quiet: bool) -> "Iterator[ReportProgress]":
-    """Yields a function of the bytes just done and those in all. Bytes per second and time left, on stderr."""
+def progress(*, is_quiet: bool) -> "Iterator[ReportProgress]":
+    """Yields a function of what goes on and the bytes just done. Bytes per second and time left, on stderr.
+
+    Both follow from what this run does, not from what it finds done.
+    """
     if is_quiet:
         yield lambda _, __: None
     elif sys.stderr.isatty() and not os.environ.get("CI"):
-        yield from _bar(label)
+        yield from _bar()
     else:
-        yield _plain_progress(label)
+        yield _plain_progress()
 
 
-def _bar(label: str) -> "Iterator[ReportProgress]":
+def _bar() -> "Iterator[ReportProgress]":
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -188,32 +191,42 @@ def _bar(label: str) -> "Iterator[ReportProgress]":
     with Progress(
         *columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
     ) as bar:
-        task = bar.add_task(label, total=None)
+        task = bar.add_task("", total=None, visible=False)
+        current: Stage | None = None
 
-        def update(done: int, total: int) -> None:
-            if bar.tasks[0].total != total:  # another stage
-                bar.reset(task, total=total)
-            bar.update(task, advance=done)
+        def update(stage: "Stage", done: int) -> None:
+            nonlocal current
+            if stage != current:
+                current = stage
+                earlier, total = stage.earlier_bytes, stage.total_bytes
+                bar.reset(task, total=total, completed=earlier, description=stage.label, visible=True)
+            bar.advance(task, done)
 
         yield update
 
 
-def _plain_progress(label: str) -> "ReportProgress":
+def _plain_progress() -> "ReportProgress":
     """A line for each tenth: what survives in a log file."""
-    started, done_bytes, all_bytes, next_percent = 0.0, 0, -1, 10
+    current: Stage | None = None
+    started, done_bytes, next_percent = 0.0, 0, 0
 
-    def update(done: int, total: int) -> None:
-        nonlocal started, done_bytes, all_bytes, next_percent
-        if total != all_bytes:  # another stage
-            started, done_bytes, all_bytes, next_percent = time.monotonic(), 0, total, 10
+    def update(stage: "Stage", done: int) -> None:
+        nonlocal current, started, done_bytes, next_percent
+        all_bytes = max(stage.total_bytes, 1)
+        if stage != current:
+            current, started, done_bytes = stage, time.monotonic(), 0
+            percent = 100 * stage.earlier_bytes // all_bytes
+            next_percent = percent - percent % 10 + 10
+            if stage.earlier_bytes:
+                warn(f"{stage.label}: goes on from {percent}% of {bytes_text(stage.total_bytes)}")
         done_bytes += done
-        percent = 100 * done_bytes // max(total, 1)
+        percent = 100 * (stage.earlier_bytes + done_bytes) // all_bytes
         if percent >= next_percent:
             next_percent = percent - percent % 10 + 10
             seconds = max(time.monotonic() - started, 1e-9)
-            left = seconds * (total - done_bytes) / max(done_bytes, 1)
+            left = seconds * (stage.total_bytes - stage.earlier_bytes - done_bytes) / max(done_bytes, 1)
             rate = done_bytes / seconds / 1e6
-            warn(f"{label}: {percent}% of {bytes_text(total)}, {rate:.0f} MB/s, {left:.0f} s left")
+            warn(f"{stage.label}: {percent}% of {bytes_text(stage.total_bytes)}, {rate:.0f} MB/s, {left:.0f} s left")
 
     return update
 

@@ -9,7 +9,14 @@ from typing import Any
 from quantkit.cli import memory_documents as documents
 from quantkit.cli import render
 from quantkit.cli.memory_page import PAGE_BEGIN, memory_page
-from quantkit.cli.memory_request import MemoryOptions, plan_checked, plan_comparison, plan_one, plan_overview
+from quantkit.cli.memory_request import (
+    MemoryOptions,
+    plan_checked,
+    plan_comparison,
+    plan_one,
+    plan_overview,
+    with_context,
+)
 from quantkit.cli.memory_text import show_check, show_comparison, show_overview, show_plan
 from quantkit.cli.page_file import write_page
 from quantkit.cli.summary_file import add_summary
@@ -41,6 +48,8 @@ def show_memory(
                 "there is no checkpoint here, and the overview is not compared, checked or drawn",
                 remedy="name a MODEL",
             )
+        if options.context_at_most is not None:
+            raise UsageError("--context-at-most speaks of one model", remedy="name a MODEL, or give --context")
         if options.scheme is not None or options.group_size is not None or options.rest is not None:
             raise UsageError("the overview shows every recipe as published and as INT4", remedy="name a MODEL")
         rows = plan_overview(options)
@@ -51,7 +60,7 @@ def show_memory(
         else:
             show_overview(rows)
         return
-    allow = output.allow_overcommit
+    options, allow = with_context(options, model), output.allow_overcommit
     if compare is not None:
         plans = plan_comparison(options, model, compare)
         document = documents.comparison_document(*plans, allow_overcommit=allow)

@@ -58,10 +58,11 @@ def _show_new(report: ConvertReport) -> None:
     _show_findings(report.findings)
     render.show_notes("warning", plan.warnings)
     source_bytes = plan.checkpoint.num_bytes
-    rate = source_bytes / max(report.seconds, 1e-9) / 1e6
+    rate = (source_bytes - report.earlier_bytes) / max(report.seconds, 1e-9) / 1e6
+    earlier = f", {bytes_text(report.earlier_bytes)} of it before this run" if report.earlier_bytes else ""
     render.show_line(
         f"{report.output}: {bytes_text(source_bytes)} -> {bytes_text(plan.tensor_bytes)} in {report.seconds:.1f} s "
-        f"({rate:.0f} MB/s), verified and published"
+        f"({rate:.0f} MB/s{earlier}), verified and in place"
     )
 
 
@@ -83,7 +84,7 @@ def show_rank(report: RankReport, *, as_json: bool, summary: Path | None = None)
     render.show_line(
         f"rank {report.rank} of {report.world_size}: {report.num_shards} shards with "
         f"{render.count(report.num_tensors)} tensors are done in {report.partial}; when all ranks are, the same "
-        "command with --finalize instead of --rank and --world-size publishes"
+        "command with --finalize instead of --rank and --world-size completes the output"
     )
 
 

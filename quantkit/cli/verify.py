@@ -28,7 +28,7 @@ def verify(
 ) -> None:
     """Check an output: hashes, sizes, index, tensors, config; with --source also every value.
 
-    Exits with 4 when anything is wrong.
+    Exits with 4 when anything is wrong, with 3 when there is no such directory.
 
     Example: quantkit verify ./glm-5.2-int4 --source ./GLM-5.2-FP8
     """
@@ -39,7 +39,7 @@ def verify(
     from quantkit.verify.verify import verify_output
 
     checkpoint = None if source is None else resolve_source(source).checkpoint
-    with render.progress("verify", is_quiet=quiet) as advance:
+    with render.progress(is_quiet=quiet) as advance:
         report = verify_output(
             output,
             source=checkpoint,

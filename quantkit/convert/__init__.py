@@ -1,1 +1,1 @@
-"""Execute a plan and publish its result."""
+"""Execute a plan and put its result in place."""

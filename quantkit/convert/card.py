@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from quantkit.checkpoint.file_names import CONFIG_NAME, MANIFEST_NAME
 from quantkit.checkpoint.json_files import read_json
-from quantkit.checkpoint.source import CONFIG_NAME
 from quantkit.engines.parallel import ENGINES, EngineName
 from quantkit.engines.tensor_parallel import legal_tp
 from quantkit.errors import QuantkitError, VerificationError
 from quantkit.families import FAMILIES
-from quantkit.integrity.manifest import MANIFEST_NAME, read_manifest
+from quantkit.integrity.manifest import read_manifest
 from quantkit.machine import bytes_text
 from quantkit.memory.budget import GIB
 from quantkit.plan.limits import Partial

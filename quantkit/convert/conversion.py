@@ -61,12 +61,17 @@ class Conversion:
         )
 
     def with_sidecars(self, output: OutputDirectory, only: Collection[str]) -> tuple[Plan, Spool | None]:
-        """The plan with its checkpoint where it can be read, and the spool for the shards of ``only``."""
+        """The plan with its checkpoint where it can be read, and the spool for the shards of ``only``.
+
+        A rank completes no output, and does without the files beside the weights.
+        """
         spool = self.spool_in(output.work / ("spool" if self.rank is None else f"spool-{self.rank}"))
         if spool is None:
             return self.plan, None
-        shards = [shard for shard in self.plan.shards if shard.name in only]
-        return replace(self.plan, checkpoint=spool.prepare(self.plan.checkpoint, shards)), spool
+        spool.expect(self.plan, only)
+        if self.rank is not None:
+            return self.plan, spool
+        return replace(self.plan, checkpoint=spool.with_small_files(self.plan.checkpoint)), spool
 
     def spool_in(self, directory: Path) -> Spool | None:
         """For shards that are still on the hub; None where they are on the disk."""

@@ -1,4 +1,4 @@
-"""Plan, execute, verify, publish: a checkpoint directory in, a verified directory out, or a named error and nothing."""
+"""Plan, execute, verify, rename: a checkpoint directory in, a verified directory out, or a named error and nothing."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.checkpoint.disk import named_errors, write_file
+from quantkit.checkpoint.file_names import CONFIG_NAME, INDEX_NAME, MANIFEST_NAME, README_NAME
 from quantkit.checkpoint.output import OutputDirectory, check_target
 from quantkit.checkpoint.reader import copy_file
-from quantkit.checkpoint.sidecars import README_NAME
-from quantkit.checkpoint.source import CONFIG_NAME, INDEX_NAME
 from quantkit.convert.card import model_card
 from quantkit.convert.conversion import Conversion, Executor, told_what_is_kept, work
 from quantkit.convert.execution import Execution
 from quantkit.convert.manifest import manifest_document
 from quantkit.errors import VerificationError
-from quantkit.integrity.manifest import MANIFEST_NAME, record_of, write_json
+from quantkit.integrity.manifest import record_of, write_json
 from quantkit.integrity.weight_errors import ClassError, class_errors
 from quantkit.plan.plan import Plan
 from quantkit.verify.report import Finding
@@ -26,7 +25,10 @@ from quantkit.verify.thresholds import check_errors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertReport:
-    """What a conversion did. ``seconds`` is wall time, ``encode_seconds`` CPU time of the encoder alone."""
+    """What a conversion did. ``seconds`` is wall time, ``encode_seconds`` CPU time of the encoder alone.
+
+    ``earlier_bytes``: of the source, that an earlier run or other ranks had converted.
+    """
 
     output: Path
     plan: Plan
@@ -35,10 +37,11 @@ class ConvertReport:
     seconds: float
     encoded_bytes: int
     encode_seconds: float
+    earlier_bytes: int
 
 
 def convert_checkpoint(conversion: Conversion, executor: Executor | None = None) -> ConvertReport:
-    """Execute a plan, here or by ``executor``, and publish the output; goes on from what an earlier run has finished.
+    """Execute a plan, here or by ``executor``, and put the output in place; goes on from what an earlier run has made.
 
     Raises SourceError, ResourceError or VerificationError; finished work then stays in the partial directory, unless
     it was found wrong.
@@ -52,7 +55,7 @@ def convert_checkpoint(conversion: Conversion, executor: Executor | None = None)
 
 
 def complete(conversion: Conversion, plan: Plan, output: OutputDirectory, execution: Execution) -> ConvertReport:
-    """All shards are there: the files beside them, the checks, the publishing. Raises VerificationError."""
+    """All shards are there: the files beside them, the checks, the renaming. Raises VerificationError."""
     classes = class_errors(execution.errors)
     write_documents(plan, output.directory, execution, classes, conversion.provenance)
     findings = (
@@ -60,7 +63,7 @@ def complete(conversion: Conversion, plan: Plan, output: OutputDirectory, execut
         *check_errors(execution.errors, classes, group_size=plan.recipe.group_size),
     )
     _refuse_bad(findings)
-    output.publish()
+    output.put_in_place()
     return ConvertReport(
         output=conversion.target,
         plan=plan,
@@ -69,6 +72,7 @@ def complete(conversion: Conversion, plan: Plan, output: OutputDirectory, execut
         seconds=time.monotonic() - conversion.started,
         encoded_bytes=execution.encoded_bytes,
         encode_seconds=execution.encode_seconds,
+        earlier_bytes=execution.earlier_bytes,
     )
 
 
@@ -79,7 +83,7 @@ def _refuse_bad(findings: Sequence[Finding]) -> None:
                 finding.message,
                 tensor=finding.tensor,
                 file=finding.file,
-                remedy=f"{finding.remedy or 'this is worth a report'}; nothing was published",
+                remedy=f"{finding.remedy or 'this is worth a report'}; no output was made",
             )
 
 

@@ -9,13 +9,17 @@ from quantkit.integrity.weight_errors import RowCollector, WeightError
 
 @dataclass(slots=True, kw_only=True)
 class Execution:
-    """What was done: hashes of sources and outputs by shard, errors by weight, the encoder's own CPU time."""
+    """What was done: hashes of sources and outputs by shard, errors by weight, the encoder's own CPU time.
+
+    ``earlier_bytes``: of the source, whose output was there when this run began.
+    """
 
     source_records: dict[str, FileRecord] = field(default_factory=dict)
     output_records: dict[str, FileRecord] = field(default_factory=dict)
     rows: RowCollector = field(default_factory=RowCollector)
     encoded_bytes: int = 0
     encode_seconds: float = 0.0
+    earlier_bytes: int = 0
 
     @property
     def errors(self) -> list[WeightError]:

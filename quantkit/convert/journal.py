@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from quantkit import __version__
 from quantkit.checkpoint.disk import flush, named_errors, write_bytes, write_file
+from quantkit.checkpoint.file_names import RUN_NAME
 from quantkit.checkpoint.json_files import read_json
 from quantkit.errors import UsageError
 from quantkit.integrity.manifest import FileRecord
@@ -25,8 +26,7 @@ from quantkit.integrity.weight_errors import WeightError
 from quantkit.plan.plan import Plan, PlannedShard
 from quantkit.recipe import recipe_document
 
-RUN_NAME = "run.json"
-_DRAFT_NAME, _LOCK_NAME = "run.json.draft", "run.lock"
+_DRAFT_NAME, _LOCK_NAME = f"{RUN_NAME}.draft", "run.lock"
 _FORMAT = 1
 _CHECKSUM_CHARACTERS = 16
 _MOST_DIFFERENCES = 3

@@ -20,7 +20,7 @@ from quantkit.integrity.manifest import FileRecord, record_of
 from quantkit.machine import bytes_text
 from quantkit.plan.plan import Action, Plan, PlannedShard
 from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks, task_bytes_of
-from quantkit.threads import FollowUps, ReportProgress, Step, run_steps
+from quantkit.threads import FollowUps, ReportProgress, Stage, Step, run_steps
 from quantkit.transcode import CPU, ChooseKernels, choose_kernels
 
 _HASH_BYTES = 64 << 20  # of an output, in one step
@@ -100,7 +100,7 @@ class _Run:
     execution: Execution = field(default_factory=Execution)
     follow_ups: FollowUps = field(default_factory=FollowUps)
     writers: list[ShardWriter] = field(default_factory=list)
-    total_bytes: int = 0
+    stage: Stage = field(init=False)
     awaited: deque[Shard] = field(default_factory=deque)  # to be fetched when there is room
     planned: dict[str, PlannedShard] = field(default_factory=dict)
     sources: dict[str, Shard] = field(default_factory=dict)
@@ -112,12 +112,14 @@ class _Run:
         only, done = self.share.only, self.share.done
         sources = [source for source in self.plan.checkpoint.shards if only is None or source.name in only]
         wanted = [planned[source.name] for source in sources if source.name in planned]
-        self.total_bytes = sum(task_bytes_of(job) for shard in wanted for job in shard.jobs)
+        sizes = {shard.name: sum(map(task_bytes_of, shard.jobs)) for shard in wanted}
+        earlier_bytes = sum(size for name, size in sizes.items() if name in done.outputs)
+        self.stage = Stage(label="convert", total_bytes=sum(sizes.values()), earlier_bytes=earlier_bytes)
+        self.execution.earlier_bytes = earlier_bytes
+        self.report_progress(self.stage, 0)
         for source in sources:
             shard = planned.get(source.name)
             is_done = shard is None or shard.name in done.outputs
-            if shard is not None and is_done:
-                self.report_progress(sum(map(task_bytes_of, shard.jobs)), self.total_bytes)
             if self.share.spool is not None:
                 if not (is_done and source.name in done.sources):
                     self.awaited.append(source)
@@ -195,7 +197,7 @@ class _Run:
         task, execution = report.task, self.execution
         opened.num_pending -= 1
         opened.unflushed_bytes += task.source_bytes
-        self.report_progress(task.source_bytes, self.total_bytes)
+        self.report_progress(self.stage, task.source_bytes)
         if task.job.action == Action.INT4:
             execution.encoded_bytes += task.source_bytes
             execution.encode_seconds += report.encode_seconds

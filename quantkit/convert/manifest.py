@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from quantkit import __version__
+from quantkit.checkpoint.file_names import CONFIG_NAME, INDEX_NAME, README_NAME, SOURCE_README_NAME
 from quantkit.checkpoint.reader import hash_file
-from quantkit.checkpoint.sidecars import README_NAME, SOURCE_README_NAME
-from quantkit.checkpoint.source import CONFIG_NAME, INDEX_NAME, open_checkpoint
+from quantkit.checkpoint.source import open_checkpoint
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.execution import Execution
 from quantkit.engines.parallel import DEFAULT_ENGINE, ENGINE_VERSIONS, Parallel

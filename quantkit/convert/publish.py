@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from quantkit import __version__
+from quantkit.checkpoint.file_names import MANIFEST_NAME
 from quantkit.checkpoint.hub import shown
-from quantkit.checkpoint.output import WORK_NAME, finish_publishing
+from quantkit.checkpoint.output import WORK_NAME, finish_renaming
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import ConvertReport
 from quantkit.convert.manifest import differences, recorded_errors
 from quantkit.errors import QuantkitError, SourceError, UsageError, VerificationError
-from quantkit.integrity.manifest import MANIFEST_NAME, FileRecord, read_manifest, record_of
+from quantkit.integrity.manifest import FileRecord, read_manifest, record_of
 from quantkit.threads import ReportProgress
 from quantkit.verify.hashes import check_hashes
 from quantkit.verify.report import Finding
@@ -102,7 +103,7 @@ def _sign_in(target: PushTarget) -> None:
 def _finished(conversion: Conversion) -> ConvertReport | None:
     """The output of this very run, where the target holds it."""
     target = conversion.target
-    finish_publishing(target)
+    finish_renaming(target)
     if target.is_symlink() or not (target / MANIFEST_NAME).is_file() or (target / WORK_NAME).exists():
         return None
     manifest = read_manifest(target)
@@ -121,6 +122,7 @@ def _finished(conversion: Conversion) -> ConvertReport | None:
         seconds=time.monotonic() - conversion.started,
         encoded_bytes=0,
         encode_seconds=0.0,
+        earlier_bytes=conversion.plan.checkpoint.num_bytes,
     )
 
 

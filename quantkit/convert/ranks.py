@@ -1,4 +1,4 @@
-"""Several processes on one file system, started by whatever starts processes: each makes its share, one publishes.
+"""Several processes on one file system, started by whatever starts processes: each makes its share, one completes.
 
 A shard is the unit: no file has two writers. Shares follow from the plan alone.
 """
@@ -61,7 +61,7 @@ def convert_share(conversion: Conversion) -> RankReport:
 
 
 def finalize(conversion: Conversion) -> ConvertReport:
-    """Publish what the ranks have made. Raises UsageError that names the ranks whose work is missing."""
+    """Complete what the ranks have made. Raises UsageError that names the ranks whose work is missing."""
     check_target(conversion.target, conversion.plan.checkpoint.directory)
     output = OutputDirectory(conversion.target)
     if not output.work.is_dir():
@@ -82,6 +82,7 @@ def _finalize(conversion: Conversion, output: OutputDirectory) -> ConvertReport:
     plan, _ = conversion.with_sidecars(output, frozenset())
     execution = Execution()
     execution.restore(done)
+    execution.earlier_bytes = plan.checkpoint.num_bytes
     return complete(conversion, plan, output, execution)
 
 

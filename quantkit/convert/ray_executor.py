@@ -26,6 +26,7 @@ from quantkit.convert.local import Share, execute
 from quantkit.errors import QuantkitError, ResourceError, UsageError
 from quantkit.plan.plan import Plan
 from quantkit.plan.tasks import task_bytes_of
+from quantkit.threads import Stage
 from quantkit.transcode import CPU
 
 _SHARDS_PER_NODE = 2  # one is made while another is fetched, flushed or hashed
@@ -66,8 +67,7 @@ class NodeWorker:
         plan, only = self.conversion.plan, frozenset({name})
         spool = self.conversion.spool_in(folder / "spool")
         if spool is not None:
-            shards = [shard for shard in plan.shards if shard.name == name]
-            plan = replace(plan, checkpoint=spool.prepare(plan.checkpoint, shards))
+            spool.expect(plan, only)
         made = MadeShard()
         share = Share(directory=folder, spool=spool, journal=made, only=only)
         execution = execute(plan, share, num_jobs=self.conversion.num_jobs, device=self.conversion.device)
@@ -123,6 +123,7 @@ class _Run:
     done: Entries
     task_bytes: dict[str, int]  # of each output shard
     execution: Execution = field(default_factory=Execution)
+    stage: Stage = field(init=False)
     nodes: dict[str, Any] = field(default_factory=dict)  # by Ray's id of the node, its actor
     driver: str = field(default_factory=lambda: uuid.uuid4().hex)
     running: dict[Any, tuple[str, str, str]] = field(default_factory=dict)  # a call's node, shard and attempt
@@ -130,6 +131,13 @@ class _Run:
 
     def execute(self) -> Execution:
         self.execution.restore(self.done)
+        self.execution.earlier_bytes = sum(self.task_bytes[name] for name in self.done.outputs)
+        self.stage = Stage(
+            label="convert",
+            total_bytes=sum(self.task_bytes.values()),
+            earlier_bytes=self.execution.earlier_bytes,
+        )
+        self.conversion.report_progress(self.stage, 0)
         self._remove_attempts()
         sizes = {source.name: source.file_bytes for source in self.plan.checkpoint.shards}
         planned = {shard.name for shard in self.plan.shards}
@@ -231,12 +239,12 @@ class _Run:
                 (folder / name).replace(place)
                 flush(self.output.directory)
             self.journal.add_output(name, entry)
-            self.conversion.report_progress(self.task_bytes[name], sum(self.task_bytes.values()))
+            self.conversion.report_progress(self.stage, self.task_bytes[name])
         shutil.rmtree(folder, ignore_errors=True)
         self.execution.restore(Entries(sources=made.sources, outputs=made.outputs))
         self.execution.encode_seconds += made.encode_seconds
         self.execution.encoded_bytes += made.encoded_bytes
 
 
-def _no_progress(done: int, total: int) -> None:
+def _no_progress(stage: Stage, done: int) -> None:
     pass

@@ -1,13 +1,13 @@
 """Which of the work that a journal names is believed: nothing that does not hash as it did."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
-from quantkit.checkpoint.reader import hash_file
 from quantkit.convert.journal import Entries, OutputEntry, SourceEntry
-from quantkit.errors import UsageError
+from quantkit.errors import SourceError, UsageError
+from quantkit.integrity.file_hashes import hash_files
 from quantkit.plan.plan import Plan, PlannedShard
-from quantkit.threads import FollowUps, ReportProgress, Step, run_steps
+from quantkit.threads import ReportProgress
 
 
 def input_stamps(plan: Plan, shard: PlannedShard) -> dict[str, str]:
@@ -36,14 +36,9 @@ def believed(
         name for name, entry in entries.sources.items() if name in sources and sources[name].stamp != entry.stamp
     }
     doubtful |= {name for changed in inputs.values() for name in changed}
-    found = _hash_all(
-        [
-            *((directory / name, entry.record.file_bytes) for name, entry in outputs.items()),
-            *((sources[name].path, sources[name].file_bytes) for name in sorted(doubtful)),
-        ],
-        num_jobs=num_jobs,
-        report_progress=report_progress,
-    )
+    files = {directory / name: entry.record.file_bytes for name, entry in outputs.items()}
+    files |= {sources[name].path: sources[name].file_bytes for name in sorted(doubtful)}
+    found = _hashed(files, num_jobs=num_jobs, report_progress=report_progress)
     good = Entries(stamped=dict(entries.stamped))
     for name, source_entry in entries.sources.items():
         source = sources.get(name)
@@ -69,24 +64,12 @@ def _changed_inputs(plan: Plan, shard: PlannedShard, entry: OutputEntry) -> list
     return [name for name, stamp in input_stamps(plan, shard).items() if entry.inputs.get(name) != stamp]
 
 
-def _hash_all(files: list[tuple[Path, int]], *, num_jobs: int, report_progress: ReportProgress) -> dict[Path, str]:
-    """sha256 of each file that is one of its own and has the length that it is said to have; else nothing."""
-    follow_ups = FollowUps()
-    found: dict[Path, str] = {}
-    total_bytes = sum(file_bytes for _, file_bytes in files)
-
-    def step_of(path: Path, file_bytes: int) -> Step:
-        def step() -> Callable[[], None]:
-            is_there = path.is_file() and path.stat().st_size == file_bytes
-            sha256 = hash_file(path, stop=follow_ups.stop) if is_there else ""
-
-            def book() -> None:
-                found[path] = sha256
-                report_progress(file_bytes, total_bytes)
-
-            return book
-
-        return step
-
-    run_steps((step_of(*one) for one in files), num_jobs=num_jobs, follow_ups=follow_ups)
-    return found
+def _hashed(files: Mapping[Path, int], *, num_jobs: int, report_progress: ReportProgress) -> dict[Path, str | None]:
+    """As ``hash_files`` does; raises SourceError for what cannot be read."""
+    found = hash_files(files, label="check finished work", num_jobs=num_jobs, report_progress=report_progress)
+    hashed: dict[Path, str | None] = {}
+    for path, sha256 in found.items():
+        if isinstance(sha256, SourceError):
+            raise sha256
+        hashed[path] = sha256
+    return hashed

@@ -8,24 +8,25 @@ import hashlib
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Lock
 
 from quantkit.checkpoint.disk import is_own_directory, named_errors, remove, write_bytes
+from quantkit.checkpoint.file_names import CONFIG_NAME, HUB_CLIENT_NAME
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.hub import Repository, fetch_file, forget_file, read_range
 from quantkit.checkpoint.reader import read_bytes
-from quantkit.checkpoint.source import CONFIG_NAME, Checkpoint, Shard
+from quantkit.checkpoint.source import Checkpoint, Shard
 from quantkit.errors import SourceError, UsageError
 from quantkit.integrity.manifest import FileRecord, record_of
 from quantkit.machine import bytes_text
-from quantkit.plan.plan import Job, PlannedShard
+from quantkit.plan.plan import Job, Plan, PlannedShard
 from quantkit.tensors import U8, TensorSpec
 
 NUM_FETCHERS = 4
-_SPANS_NAME, _CLIENT_NAME = "spans", ".cache"
+_SPANS_NAME = "spans"
 _PIECE_BYTES = 16 << 20  # of a span, in one request
 _NEAR_BYTES = 64 << 10  # spans so near to each other are fetched as one
 
@@ -85,35 +86,35 @@ class Spool:
     _booked: dict[str, int] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
-    def prepare(self, checkpoint: Checkpoint, shards: Iterable[PlannedShard]) -> Checkpoint:
-        """Fetch what is no shard; the checkpoint as it lies here."""
-        self.shards = {shard.name: shard for shard in shards}
+    def expect(self, plan: Plan, only: Collection[str]) -> None:
+        """Make ready for the shards of ``only``. Raises UsageError where one of them is too large."""
+        self.shards = {shard.name: shard for shard in plan.shards if shard.name in only}
         self._spans = {name: foreign_spans(shard) for name, shard in self.shards.items()}
-        needed = [source for source in checkpoint.shards if source.name in self.shards]
-        largest = max(needed, key=lambda source: source.file_bytes, default=None)
+        self._check_room(source for source in plan.checkpoint.shards if source.name in self.shards)
+        with named_errors(self.directory):
+            self._clean()
+
+    def with_small_files(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The checkpoint as it lies here, its config and sidecars fetched: for whoever completes the output."""
+        place, sidecars = checkpoint.directory, checkpoint.sidecars
+        copied = [replace(one, path=self.files / one.path.relative_to(place).as_posix()) for one in sidecars.copied]
+        for path in (self.files / CONFIG_NAME, *(one.path for one in copied)):
+            self._fetch_checked(path.relative_to(self.files).as_posix(), None, Event())
+        return replace(checkpoint, directory=self.files, sidecars=replace(sidecars, copied=tuple(copied)))
+
+    @property
+    def files(self) -> Path:
+        """What the hub has, under its names."""
+        return self.directory / "files"
+
+    def _check_room(self, sources: Iterable[Shard]) -> None:
+        largest = max(sources, key=lambda source: source.file_bytes, default=None)
         if largest is not None and largest.file_bytes > self.most_bytes:
             raise UsageError(
                 f"the spool of {bytes_text(self.most_bytes)} does not hold the largest shard: {largest.name} has "
                 f"{bytes_text(largest.file_bytes)}",
                 remedy="give more with --spool-gib",
             )
-        with named_errors(self.directory):
-            self._clean()
-        names = [CONFIG_NAME]
-        sidecars = []
-        for sidecar in checkpoint.sidecars.copied:
-            name = sidecar.path.relative_to(checkpoint.directory).as_posix()
-            names.append(name)
-            sidecars.append(replace(sidecar, path=self.files / name))
-        for name in names:
-            self._fetch_checked(name, None, Event())
-        copied = replace(checkpoint.sidecars, copied=tuple(sidecars))
-        return replace(checkpoint, directory=self.files, sidecars=copied)
-
-    @property
-    def files(self) -> Path:
-        """What the hub has, under its names."""
-        return self.directory / "files"
 
     def _clean(self) -> None:
         """Of what an earlier run left, keep shards whose hash the hub lists, if they fit: they are hashed again.
@@ -128,7 +129,7 @@ class Spool:
         (self.directory / _SPANS_NAME).mkdir()
         kept = {path: path.stat().st_size for path in self.files.iterdir() if self._is_worth_keeping(path)}
         for path in self.files.iterdir():
-            if path.name == _CLIENT_NAME and is_own_directory(path):
+            if path.name == HUB_CLIENT_NAME and is_own_directory(path):
                 continue  # where begun downloads lie
             if path not in kept or sum(kept.values()) > self.most_bytes:
                 remove(path)

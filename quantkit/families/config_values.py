@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from quantkit.checkpoint.file_names import CONFIG_NAME
 from quantkit.errors import SourceError
 
 Config = Mapping[str, Any]
@@ -30,7 +31,7 @@ def integer(config: Config, key: str, default: int | None = None, *, at_least: i
         value = default
     if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= largest:
         what = "is missing" if value is None else f"is {value!r}, not a count from {at_least} to {largest}"
-        raise SourceError(f"{key} {what}", file="config.json", remedy="take config.json from the source again")
+        raise SourceError(f"{key} {what}", file=CONFIG_NAME, remedy="take config.json from the source again")
     return value
 
 
@@ -43,7 +44,7 @@ def section(config: Config, key: str) -> Config | None:
     """A nested object, or None where the key is absent or null."""
     value = config.get(key)
     if value is not None and not isinstance(value, Mapping):
-        raise SourceError(f"{key} is no object", file="config.json", remedy="take config.json from the source again")
+        raise SourceError(f"{key} is no object", file=CONFIG_NAME, remedy="take config.json from the source again")
     return value
 
 
@@ -59,7 +60,7 @@ def pair(config: Config, key: str, default: tuple[int, int]) -> tuple[int, int]:
     ):
         raise SourceError(
             f"{key} is {value!r}, not two positive integers",
-            file="config.json",
+            file=CONFIG_NAME,
             remedy="take config.json from the source again",
         )
     return value[0], value[1]
@@ -73,7 +74,7 @@ def flag(config: Config, key: str, default: bool) -> bool:
     if not isinstance(value, bool):
         raise SourceError(
             f"{key} is {value!r}, not true or false",
-            file="config.json",
+            file=CONFIG_NAME,
             remedy="take config.json from the source again",
         )
     return value
@@ -87,7 +88,7 @@ def per_layer(config: Config, key: str, num_layers: int) -> list[Any] | str | No
     if not isinstance(value, list | str) or len(value) < num_layers:
         raise SourceError(
             f"{key} does not have an entry for each of {num_layers} layers",
-            file="config.json",
+            file=CONFIG_NAME,
             remedy="take config.json from the source again",
         )
     return value

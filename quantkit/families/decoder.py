@@ -5,6 +5,7 @@ Shapes are [out, in]. Names, biases and copies: as in published checkpoints.
 
 from collections.abc import Callable, Iterator
 
+from quantkit.checkpoint.file_names import CONFIG_NAME
 from quantkit.errors import SourceError
 from quantkit.families.config_values import MOST_LAYERS_TIMES_EXPERTS, Config, flag, integer, per_layer
 from quantkit.families.family import ExpectedTensor, Role
@@ -144,7 +145,7 @@ def causal_lm(
     if num_layers * integer(config, "n_routed_experts", 0) > MOST_LAYERS_TIMES_EXPERTS:
         raise SourceError(
             f"{num_layers} layers of {config['n_routed_experts']} experts are more than any model has",
-            file="config.json",
+            file=CONFIG_NAME,
             remedy="take config.json from the source again",
         )
     yield plain(f"{root}embed_tokens.weight", (vocabulary, hidden), Role.EMBEDDING)

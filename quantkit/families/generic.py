@@ -3,6 +3,7 @@
 What is left inside a numbered layer is ``linear``; whether a tensor is a matrix, its header says.
 """
 
+from quantkit.checkpoint.file_names import CONFIG_NAME
 from quantkit.errors import SourceError
 from quantkit.families import roles
 from quantkit.families.config_values import Config, per_layer
@@ -22,7 +23,7 @@ def _kv_shape(config: Config) -> KvShape:
         raise SourceError(
             f"{hints[0] if hints else 'layer_types'} says that layers differ in what they keep of a token, so the KV "
             "cache of this unknown family is not known",
-            file="config.json",
+            file=CONFIG_NAME,
             remedy="add the architecture as a family",
         )
     return latent_kv(config) if config.get("kv_lora_rank") else head_kv(config)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from quantkit.checkpoint.file_names import CONFIG_NAME
 from quantkit.errors import SourceError
 from quantkit.families import decoder, roles
 from quantkit.families.config_values import Config, flag, integer, text_config
@@ -15,7 +16,7 @@ def _mlp_only_layers(config: Config) -> frozenset[int]:
     if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
         raise SourceError(
             f"mlp_only_layers is {layers!r}, not a list of layers",
-            file="config.json",
+            file=CONFIG_NAME,
             remedy="take config.json from the source again",
         )
     return frozenset(layers)

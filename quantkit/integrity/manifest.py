@@ -11,10 +11,10 @@ from threading import Event
 from typing import Any
 
 from quantkit.checkpoint.disk import write_file
+from quantkit.checkpoint.file_names import MANIFEST_NAME
 from quantkit.checkpoint.reader import hash_file
-from quantkit.errors import VerificationError
+from quantkit.errors import SourceError, VerificationError
 
-MANIFEST_NAME = "conversion.json"
 MANIFEST_FORMAT = 1
 
 
@@ -51,7 +51,11 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Manifest of an output directory. Raises VerificationError when it is missing or damaged."""
+    """Manifest of an output directory. Raises SourceError where there is no directory to speak of, VerificationError
+    when the manifest is missing or damaged.
+    """
+    if not directory.is_dir():
+        raise SourceError("is not a directory", file=directory, remedy="name the output of a conversion")
     path = directory / MANIFEST_NAME
     try:
         if path.exists() and not path.is_file():

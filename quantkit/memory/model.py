@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
+from quantkit.checkpoint.file_names import CONFIG_NAME
 from quantkit.checkpoint.source import Checkpoint, quantization_section
 from quantkit.errors import RecipeError, SourceError
 from quantkit.families import Family, family_of
@@ -118,7 +119,7 @@ def model_from_config(name: str, config: Mapping[str, Any], *, weights_from: str
     if not family.is_known:
         raise SourceError(
             f"model_type {config.get('model_type')!r} is not a known family, so its tensors are not known",
-            file="config.json",
+            file=CONFIG_NAME,
             remedy="plan from the checkpoint directory or the hub id instead: its headers tell",
         )
     form = source_form(quantization_section(config)[1])

@@ -6,10 +6,11 @@ No recipe is parsed and no weights are fetched: a recipe name stands for the con
 from difflib import get_close_matches
 from pathlib import Path
 
+from quantkit.checkpoint.file_names import CONFIG_NAME
 from quantkit.checkpoint.hub import parse_hub_id
 from quantkit.checkpoint.json_files import read_json
 from quantkit.checkpoint.remote import open_remote
-from quantkit.checkpoint.source import CONFIG_NAME, open_checkpoint
+from quantkit.checkpoint.source import open_checkpoint
 from quantkit.errors import RecipeError, SourceError, UsageError
 from quantkit.memory.model import Model, model_from_checkpoint, model_from_config
 from quantkit.recipe_files import recipe_config, recipe_paths, recipe_summaries

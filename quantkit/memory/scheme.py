@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from quantkit.checkpoint.file_names import CONFIG_NAME
 from quantkit.errors import RecipeError, SourceError
 from quantkit.families.family import Role
 from quantkit.layouts import compressed_tensors as ct
@@ -104,5 +105,5 @@ def _check_groups(group: WeightGroup, group_size: int | None, *, is_own: bool) -
         "divide"
     )
     if is_own:
-        raise SourceError(message, file="config.json", remedy="take config.json from the INT4 source again")
+        raise SourceError(message, file=CONFIG_NAME, remedy="take config.json from the INT4 source again")
     raise RecipeError(message, remedy="give a --group-size that divides them")

@@ -4,7 +4,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from quantkit.checkpoint.source import CONFIG_NAME, Checkpoint, quantization_section
+from quantkit.checkpoint.file_names import CONFIG_NAME
+from quantkit.checkpoint.source import Checkpoint, quantization_section
 from quantkit.codecs.float_values import FloatValues
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.engines.fusion import FUSED_LEAVES

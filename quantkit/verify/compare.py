@@ -14,7 +14,7 @@ from quantkit.errors import SourceError, VerificationError
 from quantkit.integrity.weight_errors import RowCollector, WeightError
 from quantkit.plan.plan import Action, Job, Output, Plan
 from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks, task_bytes_of
-from quantkit.threads import ReportProgress, Step, run_steps
+from quantkit.threads import ReportProgress, Stage, Step, run_steps
 from quantkit.transcode import kernels_for, read_rows
 from quantkit.verify.report import Finding
 
@@ -53,6 +53,8 @@ def compare_with_source(
         return job.action == Action.COPY or not is_fast
 
     total_bytes = sum(task_bytes_of(job) for job in plan.jobs if is_included(job))
+    stage = Stage(label="compare with the source", total_bytes=total_bytes)
+    report_progress(stage, 0)
 
     def steps() -> Iterator[Step]:
         for shard in plan.shards:
@@ -65,7 +67,7 @@ def compare_with_source(
             book = _compare(task, plan, output, comparison)
 
             def done() -> None:
-                report_progress(task.source_bytes, total_bytes)
+                report_progress(stage, task.source_bytes)
                 book()
 
             return done

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from quantkit.checkpoint.source import CONFIG_NAME
+from quantkit.checkpoint.file_names import CONFIG_NAME
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.families.family import BUILT_WITHOUT_CONFIG, Family
 from quantkit.layouts.compressed_tensors import section_problems

@@ -1,12 +1,13 @@
-"""sha256 of many files at once, against what a manifest says."""
+"""Files of a directory against what a manifest says of them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from quantkit.checkpoint.reader import hash_file
 from quantkit.errors import SourceError
+from quantkit.integrity.file_hashes import hash_files
 from quantkit.integrity.manifest import FileRecord
-from quantkit.threads import ReportProgress, Step, run_steps
+from quantkit.threads import ReportProgress
 from quantkit.verify.report import Finding
 
 
@@ -20,29 +21,12 @@ def check_hashes(
 ) -> list[Finding]:
     """``wrong``, with the file's name, for every file that is there and has another hash or cannot be read."""
     present = {name: record for name, record in records.items() if (directory / name).is_file()}
-    total_bytes = sum(record.file_bytes for record in present.values())
-    bad: dict[str, str] = {}
-
-    def steps() -> Iterator[Step]:
-        for name, record in present.items():
-            yield lambda name=name, record=record: _step(name, record)  # type: ignore[misc]
-
-    def _step(name: str, record: FileRecord) -> Callable[[], None]:
-        message = ""
-        try:
-            if hash_file(directory / name) != record.sha256:
-                message = wrong.message
-        except SourceError as error:
-            message = error.message
-
-        def book() -> None:
-            report_progress(record.file_bytes, total_bytes)
-            if message:
-                bad[name] = message
-
-        return book
-
-    run_steps(steps(), num_jobs=num_jobs)
-    return [
-        Finding(check=wrong.check, message=bad[name], file=name, remedy=wrong.remedy) for name in present if name in bad
-    ]
+    sizes = {directory / name: record.file_bytes for name, record in present.items()}
+    found = hash_files(sizes, label=f"check {wrong.check}", num_jobs=num_jobs, report_progress=report_progress)
+    findings = []
+    for name, record in present.items():
+        sha256 = found[directory / name]
+        if sha256 != record.sha256:
+            message = sha256.message if isinstance(sha256, SourceError) else wrong.message
+            findings.append(replace(wrong, message=message, file=name))
+    return findings

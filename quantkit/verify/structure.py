@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from quantkit.checkpoint.file_names import CONFIG_NAME, INDEX_NAME, MANIFEST_NAME
 from quantkit.checkpoint.json_files import MOST_INDEX_BYTES, read_json
-from quantkit.checkpoint.source import CONFIG_NAME, INDEX_NAME, Checkpoint, open_checkpoint
+from quantkit.checkpoint.source import Checkpoint, open_checkpoint
 from quantkit.errors import QuantkitError
 from quantkit.families import FAMILIES, Family
-from quantkit.integrity.manifest import MANIFEST_NAME, FileRecord
+from quantkit.integrity.manifest import FileRecord
 from quantkit.plan.plan import Plan
 from quantkit.verify.config_contract import check_config
 from quantkit.verify.report import Finding

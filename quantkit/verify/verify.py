@@ -3,10 +3,11 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quantkit.checkpoint.file_names import MANIFEST_NAME
 from quantkit.checkpoint.source import Checkpoint
-from quantkit.errors import RecipeError, SourceError, UsageError, VerificationError
+from quantkit.errors import RecipeError, UsageError, VerificationError
 from quantkit.families import FAMILIES, Family
-from quantkit.integrity.manifest import MANIFEST_NAME, FileRecord, Manifest, read_manifest
+from quantkit.integrity.manifest import FileRecord, Manifest, read_manifest
 from quantkit.integrity.weight_errors import class_errors
 from quantkit.plan.limits import Limits
 from quantkit.plan.make import make_plan
@@ -49,10 +50,8 @@ def verify_output(
     """Manifest, files, index, headers, config; and with the source every value, unless something is wrong before.
 
     ``is_fast`` leaves out whatever needs dequantizing. Raises VerificationError only where nothing can be checked (a
-    missing or garbled manifest), SourceError for a bad source.
+    missing or garbled manifest), SourceError for a bad source, or an output that is no directory.
     """
-    if not output.is_dir():
-        raise SourceError("is not a directory", file=output, remedy="name the output of a conversion")
     manifest = read_manifest(output)
     origin = _origin(manifest)
     findings = list(first_findings(check_files(output, manifest.output_files), _MAX_FINDINGS))
@@ -82,7 +81,7 @@ def verify_output(
         records = {shard.name: manifest.source_shards.get(shard.name, _UNRECORDED) for shard in shards}
         report = report.with_findings(
             check_hashes(
-                source.directory, records, wrong=_OTHER_SOURCE, num_jobs=num_jobs, report_progress=lambda _, __: None
+                source.directory, records, wrong=_OTHER_SOURCE, num_jobs=num_jobs, report_progress=report_progress
             )
         )
     report = report.with_findings(first_findings(check_specs(checkpoint, plan), _MAX_FINDINGS))

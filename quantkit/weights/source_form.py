@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quantkit.checkpoint.source import CONFIG_NAME
+from quantkit.checkpoint.file_names import CONFIG_NAME
 from quantkit.errors import SourceError
 
 Block = tuple[int | None, int | None]  # None: the whole dimension

@@ -11,7 +11,7 @@
 #   QUANTKIT_TP            GPUs that share every layer of the server          [memory-plan's default: 8]
 #   QUANTKIT_GPU           their name: h100, h200, b200, mi355x, ...          [h200]
 #   QUANTKIT_ENGINE        sglang or vllm                                     [sglang]
-#   QUANTKIT_CONTEXT       tokens of a request                                [the model's]
+#   QUANTKIT_CONTEXT       tokens of a request, which must fit                [the model's, 32768 at most]
 #   QUANTKIT_CONCURRENCY   requests of that length at once, which must fit    [1]
 #   QUANTKIT_JOBS          worker threads                                     [the cores available]
 #   QUANTKIT_SUMMARY       Markdown file that every step appends to           [$GITHUB_STEP_SUMMARY, where it is set]
@@ -59,12 +59,16 @@ step() {
   if [ -n "$signalled" ]; then exit "$signalled"; fi
 }
 
-is_partial() { grep -q '^  "partial": {' "$1/conversion.json"; }
+# What the output says it is a part of, without blanks; nothing of a whole one.
+partial_of() { sed -n '/^  "partial": {/,/^  }/p' "$1/conversion.json" | tr -d ' \n'; }
 
 [ $# -eq 2 ] || refuse 'usage: convert-pipeline.sh SOURCE OUTPUT'
 source=$1 output=${2%/}
 [ -n "$source" ] && [ -n "$output" ] || refuse 'SOURCE and OUTPUT must not be empty'
 smoke=${QUANTKIT_SMOKE_SHARDS:-} push_to=${QUANTKIT_PUSH_TO:-} summary=${QUANTKIT_SUMMARY:-${GITHUB_STEP_SUMMARY:-}}
+if [ -n "$smoke" ] && ! [[ $smoke =~ ^[1-9][0-9]*$ ]]; then
+  refuse "QUANTKIT_SMOKE_SHARDS is $smoke: give a number of shards, from 1"
+fi
 if [ -n "$smoke" ] && [ -n "$push_to" ]; then
   refuse 'a smoke run is never published: leave QUANTKIT_PUSH_TO or QUANTKIT_SMOKE_SHARDS out'
 fi
@@ -76,7 +80,11 @@ if [ -n "$smoke" ]; then limits+=(--limit-shards "$smoke"); fi
 if [ -n "${QUANTKIT_TP:-}" ]; then serving+=(--tp "$QUANTKIT_TP"); fi
 if [ -n "${QUANTKIT_GPU:-}" ]; then serving+=(--gpu "$QUANTKIT_GPU"); fi
 if [ -n "${QUANTKIT_ENGINE:-}" ]; then serving+=(--engine "$QUANTKIT_ENGINE"); fi
-if [ -n "${QUANTKIT_CONTEXT:-}" ]; then serving+=(--context "$QUANTKIT_CONTEXT"); fi
+if [ -n "${QUANTKIT_CONTEXT:-}" ]; then
+  serving+=(--context "$QUANTKIT_CONTEXT")
+else
+  serving+=(--context-at-most 32768) # a model made for a million tokens is rarely served with them
+fi
 if [ -n "${QUANTKIT_CONCURRENCY:-}" ]; then serving+=(--concurrency "$QUANTKIT_CONCURRENCY"); fi
 
 # Of the whole checkpoint, by its headers alone. A smoke run needs less disk than that: convert itself looks there.
@@ -93,11 +101,13 @@ if [ -f "$output/conversion.json" ] && { [ -d "$output/.quantkit" ] || [ -d "$ou
 fi
 
 if [ -f "$output/conversion.json" ]; then
-  if [ -z "$smoke" ]; then
-    if is_partial "$output"; then refuse "$output is the output of a smoke run: remove it, or give another OUTPUT"; fi
-  elif ! is_partial "$output"; then
-    refuse "$output is a whole output: give the smoke run another OUTPUT"
-  fi
+  partial=$(partial_of "$output")
+  case "${smoke:-whole} $partial" in
+    'whole ' | "$smoke \"partial\":{\"limit_shards\":$smoke,\"layers\":null,"*) ;;
+    whole\ *) refuse "$output is the output of a smoke run: remove it, or give another OUTPUT" ;;
+    *' ') refuse "$output is a whole output: give the smoke run another OUTPUT" ;;
+    *) refuse "$output is the output of a smoke run of other shards or layers: remove it, or give another OUTPUT" ;;
+  esac
   say "convert: $output is complete, from an earlier try"
 else
   step "convert $source to $output" \

@@ -42,7 +42,7 @@ def test_every_file_and_folder_is_flushed_before_the_one_rename(tmp_path, monkey
     with OutputDirectory(tmp_path / "out") as output:
         fill(output.directory)
         assert not (tmp_path / "out").exists()
-        output.publish()
+        output.put_in_place()
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.bin", "conversion.json", "sub"]
     assert flushed[-2:] == [tmp_path.name, "out"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -71,7 +71,7 @@ def test_a_second_run_is_refused_and_leaves_the_first_alone(tmp_path):
         with pytest.raises(UsageError, match="another run"), OutputDirectory(tmp_path / "out"):
             pass
         assert (first.directory / "a.bin").read_text() == "a.bin"
-        first.publish()
+        first.put_in_place()
     assert (tmp_path / "out" / "sub" / "b.txt").is_file()
 
 
@@ -91,22 +91,22 @@ def test_clean_up_of_one_run_spares_what_another_then_makes(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("mark", [WORK_NAME, f"{WORK_NAME}.done"])
-def test_a_publishing_that_was_cut_is_finished(mark, tmp_path):
+def test_a_renaming_that_was_cut_is_finished(mark, tmp_path):
     """Renamed, and what is no output still in it; every other point of a kill is in tests/convert/test_resume.py."""
-    fill_published(tmp_path, mark)
+    fill_in_place(tmp_path, mark)
     with pytest.raises(UsageError, match="exists already"):
         check_target(tmp_path / "out", None)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.bin", "conversion.json", "sub"]
 
 
-def fill_published(tmp_path, mark=WORK_NAME):
+def fill_in_place(tmp_path, mark=WORK_NAME):
     (tmp_path / "out" / mark).mkdir(parents=True)
     (tmp_path / "out" / mark / "run.json").write_text("{}")
     fill(tmp_path / "out")
 
 
-def test_a_publishing_that_goes_on_elsewhere_is_left_alone(tmp_path):
-    fill_published(tmp_path)
+def test_a_renaming_that_goes_on_elsewhere_is_left_alone(tmp_path):
+    fill_in_place(tmp_path)
     lock = os.open(tmp_path / "out", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     with pytest.raises(UsageError, match="exists already"):
@@ -117,7 +117,7 @@ def test_a_publishing_that_goes_on_elsewhere_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize("lacks", ["run.json", "conversion.json", "mark"])
 def test_a_directory_of_somebody_else_is_left_alone(lacks, tmp_path):
-    fill_published(tmp_path)
+    fill_in_place(tmp_path)
     if lacks == "run.json":
         (tmp_path / "out" / WORK_NAME / "run.json").unlink()
     elif lacks == "conversion.json":
@@ -148,7 +148,7 @@ def test_work_behind_a_link_is_not_ours(tmp_path):
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_a_signal_while_publishing_comes_too_late(tmp_path, monkeypatch):
+def test_a_signal_while_renaming_comes_too_late(tmp_path, monkeypatch):
     """By whichever thread the kernel gives it."""
     rename = Path.rename
 
@@ -163,7 +163,7 @@ def test_a_signal_while_publishing_comes_too_late(tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     with OutputDirectory(tmp_path / "out") as output:
         fill(output.directory)
-        output.publish()
+        output.put_in_place()
     assert signal.getsignal(signal.SIGINT) is before
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.bin", "conversion.json", "sub"]
 
@@ -203,6 +203,6 @@ def test_target_that_appears_meanwhile_is_not_replaced(tmp_path):
     with pytest.raises(UsageError, match="appeared"), OutputDirectory(tmp_path / "out") as output:
         fill(output.directory)
         (tmp_path / "out").mkdir()
-        output.publish()
+        output.put_in_place()
     assert list((tmp_path / "out").iterdir()) == []
-    assert (tmp_path / "out.partial" / "a.bin").is_file()  # finished work, to be published when the way is free
+    assert (tmp_path / "out.partial" / "a.bin").is_file()  # finished work, to be put in place when the way is free

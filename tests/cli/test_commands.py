@@ -71,10 +71,69 @@ def test_plain_text_names_what_matters(tiny_checkpoint, tmp_path):
     for word in ("routed_expert", "tensors", "disk needed", "memory needed", "Tensor parallel", "glm_moe_dsa"):
         assert word in plan.stdout
     converted = run("convert", source, "-o", tmp_path / "out")
-    assert "verified and published" in converted.stdout
+    assert "verified and in place" in converted.stdout
+    assert "publish" not in converted.stdout + converted.stderr  # that is what --push-to does
     assert "convert: 100%" in converted.stderr
     assert "good" in run("verify", tmp_path / "out").stdout
     assert run("convert", source, "-o", tmp_path / "quiet", "-q").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "returncode"),
+    [
+        ("plan nosuch", 2),
+        ("convert nosuch", 2),
+        ("memory-plan nosuch", 2),
+        ("recipes nosuch", 2),
+        ("verify empty --source nosuch", 2),
+        ("plan glm-5.2 --recipe nosuch.yaml", 2),
+        ("plan ./nosuch", 3),
+        ("plan a/b/c", 3),
+        ("plan empty", 3),
+        ("plan --config nosuch.json", 3),
+        ("convert ./nosuch", 3),
+        ("convert ./nosuch -o out", 3),
+        ("memory-plan ./nosuch", 3),
+        ("memory-plan nosuch.json", 3),
+        ("memory-plan file", 3),
+        ("memory-plan glm-5.2 --check nosuch.log", 3),
+        ("inspect nosuch", 3),
+        ("inspect ./nosuch", 3),
+        ("inspect file", 3),
+        ("verify nosuch", 3),
+        ("verify ./nosuch", 3),
+        ("verify file", 3),
+        ("verify empty --source ./nosuch", 3),
+        ("card nosuch", 3),
+        ("card ./nosuch", 3),
+        ("card file", 3),
+        ("card file/below", 3),
+        ("verify empty", 4),
+        ("card empty", 4),
+    ],
+)
+def test_what_is_not_there_is_no_damaged_output(arguments, returncode, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    result = run(*arguments.split(), cwd=tmp_path)
+    assert result.returncode == returncode, result.stderr
+    assert result.stderr.startswith("quantkit: ")
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "file"}
+
+
+def test_a_line_says_what_goes_on_and_whose_work_it_was(tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint().directory
+    ranked = run("convert", source, "-o", tmp_path / "out", "--rank", "0", "--world-size", "1")
+    assert "convert: 100%" in ranked.stderr
+    assert "completes the output" in ranked.stdout
+    finalized = run("convert", source, "-o", tmp_path / "out", "--finalize")
+    assert "check finished work: 100%" in finalized.stderr
+    assert "convert: " not in finalized.stderr
+    assert "(0 MB/s, " in finalized.stdout
+    assert "of it before this run)" in finalized.stdout
+    verified = run("verify", tmp_path / "out", "--source", source).stderr
+    for label in ("check files", "check source", "compare with the source"):
+        assert f"{label}: 100%" in verified
 
 
 @pytest.mark.parametrize(
@@ -117,7 +176,7 @@ def test_plain_text_names_what_matters(tiny_checkpoint, tmp_path):
         (["plan", "--config", "./nowhere.json"], 3),
         (["verify", "SOURCE"], 4),
         (["card", "SOURCE"], 4),
-        (["card", "./nowhere"], 4),
+        (["card", "./nowhere"], 3),
         (["convert", "SOURCE", "--public"], 2),
         (["convert", "SOURCE", "--push-to", "name"], 2),
         (["convert", "SOURCE", "--push-to", "org/name"], 3),

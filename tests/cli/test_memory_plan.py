@@ -273,6 +273,20 @@ def test_what_does_not_fit_is_code_5_and_a_note(here):
     assert run(line, "--concurrency 5").code == 0
 
 
+@pytest.mark.parametrize(
+    ("given", "planned"),
+    [
+        ("", 1_048_576),
+        ("--context-at-most 32k", 32_768),
+        ("--context-at-most 2000k", 1_048_576),
+        ("--context 8k", 8192),
+    ],
+)
+def test_a_context_at_most_is_the_models_or_less(given, planned):
+    document = run(f"glm-5.2 --to int4 --engine vllm --allow-overcommit {given} --json").document()
+    assert document["demand"]["context"] == planned
+
+
 def test_code_5_still_prints_one_document():
     result = process(f"glm-5.2 {TOO_MUCH} --json")
     assert result.code == 5
@@ -598,6 +612,13 @@ BAD = [
     ("--compare fp8,int4", 2, ["there is no checkpoint here", "name a MODEL"]),
     ("--check other.log", 2, ["there is no checkpoint here", "name a MODEL"]),
     ("--to int4", 2, ["the overview shows every recipe as published and as INT4", "name a MODEL"]),
+    (
+        "glm-5.2 --context 8k --context-at-most 8k",
+        2,
+        ["--context and --context-at-most say the same", "leave one of them out"],
+    ),
+    ("glm-5.2 --context-at-most 0", 2, ["--context-at-most 0 is no count", "give a number from 1"]),
+    ("--context-at-most 8k", 2, ["--context-at-most speaks of one model", "name a MODEL"]),
     ("kimi-k2 --with-mtp", 2, ["kimi-k2 has no MTP layer", "leave --with-mtp out"]),
     ("glm-5.2 --engine vllm --role decode", 2, ["--role is not known for vllm", "leave --role out"]),
     ("--html page.html", 2, ["there is no checkpoint here", "name a MODEL"]),

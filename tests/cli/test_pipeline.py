@@ -193,6 +193,16 @@ def test_what_does_not_fit_fails_before_anything_is_converted(pipeline, tiny_che
     assert not (tmp_path / "out.partial").exists()
 
 
+@pytest.mark.parametrize("context", [512, 10_000_000])
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_without_a_context_a_modest_one_must_fit(engine, context, pipeline, tiny_checkpoint):
+    """Of a small model no more than it has, and of one for ten million tokens no such request."""
+    source = tiny_checkpoint(config_changes={"max_position_embeddings": context}).directory
+    result = pipeline.run(source, "out", QUANTKIT_ENGINE=engine, QUANTKIT_CONCURRENCY="64", QUANTKIT_SMOKE_SHARDS="1")
+    assert result.returncode == 0, result.stderr
+    assert f"64 x {min(context, 32768):,} " in result.stdout
+
+
 def test_a_disk_without_room_fails_at_once(pipeline, tiny_checkpoint, tmp_path):
     source = tiny_checkpoint().directory
     (pipeline.bin / "full").touch()
@@ -266,10 +276,32 @@ def test_a_smoke_run_is_never_taken_for_a_whole_one(pipeline, tiny_checkpoint, t
     result = pipeline.run(source, "smoke")
     assert result.returncode == 2
     assert "is the output of a smoke run" in steps(result)[-1]
+    before = directory_bytes(tmp_path / "smoke")
+    result = pipeline.run(source, "smoke", QUANTKIT_SMOKE_SHARDS="2")
+    assert result.returncode == 2
+    assert "is the output of a smoke run of other shards or layers" in steps(result)[-1]
+    assert directory_bytes(tmp_path / "smoke") == before
     convert(source, tmp_path / "whole")
     result = pipeline.run(source, "whole", **smoke)
     assert result.returncode == 2
     assert "is a whole output" in steps(result)[-1]
+
+
+def test_a_smoke_run_by_layers_is_none_by_shards(pipeline, tiny_checkpoint):
+    source = tiny_checkpoint().directory
+    made = run("convert", source, "-o", pipeline.folder / "out", "--limit-shards", "1", "--layers", "0-0")
+    assert made.returncode == 0, made.stderr
+    result = pipeline.run(source, "out", QUANTKIT_SMOKE_SHARDS="1")
+    assert result.returncode == 2
+    assert "is the output of a smoke run of other shards or layers" in steps(result)[-1]
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "01", "two", "1 2", "*"])
+def test_a_number_of_smoke_shards_is_one(number, pipeline, tiny_checkpoint):
+    source = tiny_checkpoint().directory
+    result = pipeline.run(source, "out", QUANTKIT_SMOKE_SHARDS=number)
+    assert result.returncode == 2
+    assert steps(result) == [f"QUANTKIT_SMOKE_SHARDS is {number}: give a number of shards, from 1"]
 
 
 def test_a_path_is_never_read_as_shell_text(pipeline, tiny_checkpoint, tmp_path):
@@ -298,6 +330,17 @@ def test_the_gitlab_job_calls_the_script():
     assert job["artifacts"] == {"when": "always", "paths": [job["variables"]["QUANTKIT_SUMMARY"]]}
     assert job["retry"]["exit_codes"] == [128 + signal.SIGKILL, TERMINATED]
     check_settings(job["variables"])
+
+
+def test_the_settings_to_copy_suit_small_models_too(pipeline, tiny_checkpoint):
+    source = tiny_checkpoint().directory
+    github = yaml.safe_load((FOLDER / "github-actions.yml").read_text())["jobs"]["convert"]["env"]
+    gitlab = yaml.safe_load((FOLDER / "gitlab-ci.yml").read_text())["convert"]["variables"]
+    for number, variables in enumerate((github, gitlab)):
+        names = ("QUANTKIT_GPU", "QUANTKIT_ENGINE", "QUANTKIT_CONTEXT", "QUANTKIT_CONCURRENCY")
+        settings = {name: variables[name] for name in names if name in variables}
+        result = pipeline.run(source, f"out{number}", QUANTKIT_SMOKE_SHARDS="1", **settings)
+        assert result.returncode == 0, result.stderr
 
 
 def check_settings(variables):

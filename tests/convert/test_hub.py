@@ -154,7 +154,9 @@ def test_a_disk_without_room_for_output_and_spool_is_said_first(hub, tmp_path, m
 def test_ranks_stream_their_shares(hub, source, tmp_path):
     for rank in range(3):
         convert_share(conversion(tmp_path / "out", rank=rank, world_size=3, spool_bytes=largest(source)))
+    assert not hub.served["chat_template.jinja"]  # whoever completes the output needs it
     finalize(conversion(tmp_path / "out"))
+    assert hub.served["chat_template.jinja"] == len("chat_template.jinja")
     convert(tmp_path / "whole", keeps_source=True)
     assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "whole")
 

@@ -308,7 +308,7 @@ def test_a_complete_output_of_the_same_run_is_known_again(source, output, hub):
 
 
 @pytest.mark.parametrize("mark", [".quantkit", ".quantkit.done"])
-def test_an_output_whose_publishing_was_cut_is_pushed_without_what_is_no_output(mark, source, output, hub):
+def test_an_output_whose_renaming_was_cut_is_pushed_without_what_is_no_output(mark, source, output, hub):
     (output / mark).mkdir()
     (output / mark / "run.json").write_text("{}")
     assert prepare(conversion(source, output), PushTarget(hub_id=NAME)) is not None
@@ -405,7 +405,7 @@ def test_the_command_converts_and_pushes_and_goes_on(source, tmp_path):
         shutil.rmtree(tmp_path / "out")
         code, out, err = run(endpoint, tmp_path, source, "-o", tmp_path / "out", "--push-to", "org/b", "--public")
         assert code == 0, err
-        assert "verified and published" in out
+        assert "verified and in place" in out
         assert ", public, at commit" in out
         assert not handler.repositories["org/b"].private
     assert directory_bytes(tmp_path / "out") == before

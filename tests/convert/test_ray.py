@@ -121,9 +121,11 @@ def test_nodes_stream_from_the_hub(source, cluster, tmp_path):
     env = {**os.environ, **HUB, "HF_HOME": str(tmp_path / "home")}
     with serve(source.directory, PORT) as (handler, _):
         handler.lists_hashes = True
-        for options in (by_nodes, ["-o", str(tmp_path / "golden")]):
+        for number, options in enumerate((by_nodes, ["-o", str(tmp_path / "golden")]), 1):
             ran = subprocess.run([*command, *options], capture_output=True, text=True, check=False, env=env)
             assert ran.returncode == 0, ran.stderr
+            # only whoever completes the output needs the files beside the weights
+            assert handler.served["chat_template.jinja"] == number * len("{{ x }}")
     assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "golden")
     assert not list((tmp_path / "home").rglob("*.safetensors"))
 

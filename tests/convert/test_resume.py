@@ -16,7 +16,10 @@ import pytest
 from quantkit.checkpoint.output import WORK_NAME
 from quantkit.convert import convert as convert_module
 from quantkit.convert import journal, local
+from quantkit.convert.conversion import Conversion
 from quantkit.errors import ResourceError, SourceError, UsageError
+from quantkit.plan.make import make_plan
+from quantkit.sources import resolve_source
 from tests.convert.faults import ERRNOS, Faults, die_before, die_in_the_middle, fail_with, write_short
 from tests.convert.helpers import convert, directory_bytes
 
@@ -96,7 +99,7 @@ def attempt(source, target):
     return None
 
 
-def is_published(target):
+def is_in_place(target):
     return target.exists() and not any((target / name).exists() for name in (WORK_NAME, f"{WORK_NAME}.done"))
 
 
@@ -118,12 +121,34 @@ def test_finished_shards_are_kept_and_not_made_again(source, golden, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"source", "golden", "out"}
 
 
+def test_progress_tells_finished_work_from_what_is_made_now(source, tmp_path):
+    """Each stage by its name; what an earlier run has done counts for how far it is, and not for how fast."""
+    stop_after(source, tmp_path / "out", 2)
+    told = []
+    resolved = resolve_source(str(source.directory))
+    plan = make_plan(resolved.recipe, resolved.family, resolved.checkpoint)
+    conversion = Conversion(
+        plan=plan, target=tmp_path / "out", num_jobs=1, report_progress=lambda *report: told.append(report)
+    )
+    report = convert_module.convert_checkpoint(conversion)
+    stages = list(dict.fromkeys(stage for stage, _ in told))
+    assert [stage.label for stage in stages] == ["check finished work", "convert"]
+    for stage in stages:
+        reported = [done for one, done in told if one == stage]
+        assert reported[0] == 0
+        assert stage.earlier_bytes + sum(reported) == stage.total_bytes
+    check, made = stages
+    assert check.earlier_bytes == 0
+    assert 0 < made.earlier_bytes < made.total_bytes
+    assert report.earlier_bytes == made.earlier_bytes
+
+
 def test_every_call_may_be_the_last(small_source, tmp_path):
-    """Killed at every call that changes something: before it and in its middle, while publishing too."""
+    """Killed at every call that changes something: before it and in its middle, the last rename too."""
     source, golden = small_source
     calls = count_calls(source, tmp_path, removals=True)
     assert len(calls) > 60
-    assert sum("rename" in call for call in calls) >= 4  # the run's document, the probe, publishing twice
+    assert sum("rename" in call for call in calls) >= 4  # the run's document, the probe, putting in place twice
     for at in range(len(calls)):
         for fault in (die_before, die_in_the_middle):
             root = tmp_path / f"{at}-{fault.__name__}"
@@ -136,7 +161,7 @@ def test_every_call_may_be_the_last(small_source, tmp_path):
 
             assert in_a_child(run) == signal.SIGKILL, calls[at]
             if (root / "out").exists():
-                with pytest.raises(UsageError, match="exists already"):  # published, and nothing is left to do
+                with pytest.raises(UsageError, match="exists already"):  # in place, and nothing is left to do
                     convert(source.directory, root / "out")
             else:
                 convert(source.directory, root / "out")
@@ -171,7 +196,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(source, g
 
 @pytest.mark.parametrize("kind", ["full", "broken", "short"])
 def test_every_call_may_fail(kind, small_source, tmp_path):
-    """An error with a name, nothing published, and the same command goes on; a short write is none at all."""
+    """An error with a name, no output, and the same command goes on; a short write is none at all."""
     source, golden = small_source
     calls = count_calls(source, tmp_path)
     fault = write_short if kind == "short" else fail_with(ERRNOS[kind])
@@ -187,7 +212,7 @@ def test_every_call_may_fail(kind, small_source, tmp_path):
             assert error.remedy, call
         if not (root / "out").exists():  # one behind the rename is an error, too
             convert(source.directory, root / "out")
-        elif not is_published(root / "out"):
+        elif not is_in_place(root / "out"):
             with pytest.raises(UsageError, match="exists already"):
                 convert(source.directory, root / "out")
         assert directory_bytes(root / "out") == golden, call

@@ -1,0 +1,75 @@
+"""What whoever waits reads: what goes on, how fast this run is, and how long it will take."""
+
+import rich.progress
+
+from quantkit.cli import render
+from quantkit.threads import Stage
+
+GB = 10**9
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def plain_lines(monkeypatch, capsys, reports):
+    """What is printed of (stage, bytes, seconds until then)."""
+    clock = Clock()
+    monkeypatch.setattr(render.time, "monotonic", clock)
+    with render.progress(is_quiet=False) as advance:
+        for stage, done, seconds in reports:
+            clock.now += seconds
+            advance(stage, done)
+    return capsys.readouterr().err.splitlines()
+
+
+def test_what_was_done_before_is_no_speed(monkeypatch, capsys):
+    stage = Stage(label="convert", total_bytes=100 * GB, earlier_bytes=55 * GB)
+    assert plain_lines(monkeypatch, capsys, [(stage, 0, 3), (stage, 4 * GB, 4), (stage, 5 * GB, 5)]) == [
+        "convert: goes on from 55% of 93.13 GiB",
+        "convert: 64% of 93.13 GiB, 1000 MB/s, 36 s left",
+    ]
+
+
+def test_stages_of_one_length_are_told_apart(monkeypatch, capsys):
+    first, second = (Stage(label=label, total_bytes=2 * GB) for label in ("check finished work", "convert"))
+    reports = [(first, 0, 0), (first, 2 * GB, 1), (second, 0, 7), (second, 1 * GB, 10)]
+    assert plain_lines(monkeypatch, capsys, reports) == [
+        "check finished work: 100% of 1.86 GiB, 2000 MB/s, 0 s left",
+        "convert: 50% of 1.86 GiB, 100 MB/s, 10 s left",
+    ]
+
+
+def test_the_bar_of_a_terminal_says_the_same(monkeypatch):
+    clock, bars = Clock(), []
+
+    class Bar(rich.progress.Progress):
+        def __init__(self, *columns, **options):
+            super().__init__(*columns, **options, get_time=clock, auto_refresh=False)
+            bars.append(self)
+
+    monkeypatch.setattr(rich.progress, "Progress", Bar)
+    monkeypatch.setattr(render.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.delenv("CI", raising=False)
+    with render.progress(is_quiet=False) as advance:
+        (task,) = bars[0].tasks
+        check = Stage(label="check finished work", total_bytes=60)
+        convert = Stage(label="convert", total_bytes=100, earlier_bytes=60)
+        for stage in (check, convert):
+            advance(stage, 0)
+            assert (task.description, task.completed, task.total) == (
+                stage.label,
+                stage.earlier_bytes,
+                stage.total_bytes,
+            )
+            for _ in range(4):
+                clock.now += 2
+                advance(stage, 5)
+            assert task.speed == 2.5
+            assert task.completed == stage.earlier_bytes + 20

@@ -47,6 +47,7 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if was_on:
+            gc.freeze()  # nor is it worth a walk from now on
             gc.enable()
 
 

@@ -8,9 +8,12 @@ from functools import cached_property
 from math import prod
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """``name`` is the safetensors spelling, ``numpy`` the array type that carries the bits, ``bits`` per element."""
+    """``name`` is the safetensors spelling, ``numpy`` the array type that carries the bits, ``bits`` per element.
+
+    There is one of each, also behind a pickle: planning compares them by the million.
+    """
 
     name: str
     numpy: str
@@ -19,6 +22,9 @@ class DType:
     @property
     def num_bytes(self) -> int:
         return self.bits // 8
+
+    def __reduce__(self) -> str:
+        return self.name  # pickle's word for a value of this module
 
 
 F64 = DType("F64", "<f8", 64)

@@ -38,7 +38,8 @@ class FollowUps:
     """What bookkeeping makes possible: ``work`` and ``feeds`` of it for the workers, ``flush`` for one thread that
     waits for the disk, ``fetch`` for those that wait for the network. ``stop`` is set when everything ends early.
 
-    ``width``: feeds that are drawn from in turns; the others follow.
+    ``width``: feeds that are drawn from in turns, of which the first has two in a round, so that they neither begin nor
+    end together; the others follow.
     """
 
     work: deque[Step] = field(default_factory=deque)
@@ -54,11 +55,12 @@ class FollowUps:
         if self.work:
             return self.work.popleft()
         while self.feeds and with_feeds:
-            self._turn = (self._turn + 1) % min(self.width, len(self.feeds))
-            step = next(self.feeds[self._turn], None)
+            self._turn = (self._turn + 1) % (min(self.width, len(self.feeds)) + 1)
+            place = max(self._turn - 1, 0)
+            step = next(self.feeds[place], None)
             if step is not None:
                 return step
-            del self.feeds[self._turn]
+            del self.feeds[place]
         return None
 
 

@@ -38,8 +38,10 @@ class Throttle:
 
     def __init__(self, bytes_per_second: float) -> None:
         self.rate, self._lock, self._free = bytes_per_second, threading.Lock(), 0.0
+        self.sent: list[tuple[float, int]] = []  # when, and how many bytes
 
     def wait(self, num_bytes: int) -> None:
+        self.sent.append((time.monotonic(), num_bytes))
         if not self.rate:
             return
         with self._lock:
@@ -51,14 +53,24 @@ class Throttle:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experts", type=int, default=44)
-    parser.add_argument("--shards", type=int, default=8)
+    parser.add_argument("--experts", type=int, default=66)
+    parser.add_argument("--shards", type=int, default=64, help="real checkpoints of this kind have 61 to 141")
     parser.add_argument("--megabytes", type=float, default=100, help="a second, of the server; 0: no limit")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         make = [str(ROOT / "scripts/make_checkpoint.py"), str(work / "source"), "--real", "--layers", "1"]
-        make += ["--dense-layers", "0", "--experts", str(options.experts), "--shards", str(options.shards)]
+        # a small vocabulary: embedding and head, which are never cut, would be half of so few layers
+        make += [
+            "--vocab",
+            "4096",
+            "--dense-layers",
+            "0",
+            "--experts",
+            str(options.experts),
+            "--shards",
+            str(options.shards),
+        ]
         subprocess.run([sys.executable, *make], check=True, stdout=subprocess.DEVNULL)
         measure(work, options.megabytes * 1e6)
 
@@ -92,7 +104,10 @@ def measure(work: Path, bytes_per_second: float) -> None:
         raw = timed(download, env)
         # room for a few shards, not for all
         spool = ["--spool-gib", f"{3.5 * max((source / name).stat().st_size for name in names) / 2**30:.3f}"]
+        throttle.sent.clear()
+        began = time.monotonic()
         streamed = timed([CONVERT, "convert", hub_server.REPOSITORY, "-o", str(work / "streamed"), "-q", *spool], env)
+        filling, draining = ends_of(throttle.sent, began, began + streamed)
     jobs = len(os.sched_getaffinity(0))
     local = timed(
         [CONVERT, "convert", str(source), "-o", str(work / "local"), "-q", "--jobs", str(jobs)], dict(os.environ)
@@ -106,8 +121,21 @@ def measure(work: Path, bytes_per_second: float) -> None:
     ):
         print(f"{name}: {seconds:.1f} s, {num_bytes / seconds / 1e6:.0f} MB/s of {num_bytes / 1e9:.2f} GB")
     print(f"streamed over the hub client alone: {raw / streamed:.2f}")
+    print(
+        f"of the streamed conversion {filling:.1f} s before the first shard came, {draining:.1f} s behind the last byte"
+    )
     print(f"streamed over the slower of hub and disk: {max(raw, local) / streamed:.2f}")
     print(f"{jobs} workers over one: {single / local:.2f}")
+
+
+def ends_of(sent: list[tuple[float, int]], began: float, ended: float) -> tuple[float, float]:
+    """Seconds until a hundredth of the bytes was sent (headers are less), and from the last byte to the end."""
+    total, so_far = sum(num_bytes for _, num_bytes in sent), 0
+    for when, num_bytes in sent:
+        so_far += num_bytes
+        if so_far > total / 100:
+            return when - began, ended - sent[-1][0]
+    raise AssertionError("nothing was sent")
 
 
 def timed(arguments: list[str], env: dict[str, str]) -> float:

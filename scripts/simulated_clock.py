@@ -5,7 +5,7 @@ booked when the clock has come that far. Bandwidths are shared in turns: two tra
 """
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +41,24 @@ class Clock:
         else:
             self.busy_until[resource] = max(self._ends, self.busy_until.get(resource, 0.0)) + seconds
             self._ends = self.busy_until[resource]
+
+    @property
+    def at(self) -> float:
+        """How far the step that is running has come."""
+        return self._ends
+
+    def wait(self, until: float) -> None:
+        """The step that is running goes on then, at the earliest."""
+        self._ends = max(self._ends, until)
+
+    def spend_together(self, seconds: Mapping[str, float]) -> None:
+        """Several resources at once: the step goes on when the last is done."""
+        start, ends = self._ends, self._ends
+        for resource, needed in seconds.items():
+            self._ends = start
+            self.spend(resource, needed)
+            ends = max(ends, self._ends)
+        self._ends = ends
 
     def run(self, step: Callable[[], Any], start: float) -> Future:
         """Run a step as if it began at ``start``."""

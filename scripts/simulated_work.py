@@ -12,7 +12,7 @@ from quantkit.convert.spool import Spool
 from quantkit.convert.worker import TaskReport
 from quantkit.integrity.manifest import FileRecord
 from quantkit.plan.plan import Action, Plan
-from quantkit.plan.tasks import task_bytes_of
+from quantkit.plan.tasks import Task, task_bytes_of
 
 CORE_BYTES = 190e6  # source bytes of FP8 that a core turns into INT4 in a second, as measured (see CONTRIBUTING.md)
 HASH_BYTES = 1.5e9  # a core
@@ -68,15 +68,24 @@ def costs(plan: Plan, machines: Machines, clock: Clock) -> list[tuple[str, Any]]
 
     def run_task(task: Any, writer: Any, *_: Any) -> TaskReport:
         if not machines.network:
-            clock.spend("read", task.source_bytes / machines.disk)
+            clock.wait(min(hashed_by(task), clock.at + task.source_bytes / machines.disk))
         factor = 1.0 if task.job.action == Action.INT4 else 0.25
         clock.spend("core", factor * task.source_bytes / CORE_BYTES)
         writer.written += task.source_bytes
         return TaskReport(task=task, error2_R=(), weight2_R=())  # type: ignore[arg-type]
 
     def record_of(path: Path, stop: Any = None) -> FileRecord:
-        clock.spend("core", source_bytes[path.name] / HASH_BYTES)
+        began, num_bytes = clock.at, source_bytes[path.name]
+        clock.spend_together({"read": num_bytes / machines.disk, "core": num_bytes / HASH_BYTES})
+        hashes[path] = (began, (clock.at - began) / num_bytes)
         return FileRecord(file_bytes=source_bytes[path.name], sha256="")
+
+    def hashed_by(task: Task) -> float:
+        """When the hash of the source, which reads a shard once and from its beginning on, has passed the task."""
+        stored = task.job.weight.stored
+        began, seconds_a_byte = hashes[stored.path]
+        whole = stored.spec.num_bytes if task.job.action == Action.COPY else task.job.weight.num_rows
+        return began + (stored.begin + task.last / max(1, whole) * stored.spec.num_bytes) * seconds_a_byte
 
     def take(digest: Any, path: Path, first: int, last: int, *, stop: Any = None) -> None:
         clock.spend("core", (last - first) / HASH_BYTES)
@@ -105,6 +114,7 @@ def costs(plan: Plan, machines: Machines, clock: Clock) -> list[tuple[str, Any]]
         def abort(self) -> None:
             pass
 
+    hashes: dict[Path, tuple[float, float]] = {}
     stamps = {shard.path: shard.stamp for shard in plan.checkpoint.shards}
     source_bytes = {shard.name: shard.file_bytes for shard in plan.checkpoint.shards}
     task_bytes = {shard.name: sum(map(task_bytes_of, shard.jobs)) for shard in plan.shards}

@@ -51,14 +51,13 @@ def collect_tensors(
     tensors: dict[str, StoredTensor] = {}
     for shard_name, stored in shards.items():
         for tensor in stored:
-            if tensor.name in tensors:
+            if tensors.setdefault(tensor.name, tensor) is not tensor:
                 _fail(
                     f"is also in {tensors[tensor.name].path.name}",
                     file=shard_name,
                     tensor=tensor.name,
                     remedy="one of the two shards belongs to another checkpoint; move it away",
                 )
-            tensors[tensor.name] = tensor
     return tensors
 
 
@@ -105,6 +104,8 @@ def _check_numbering(present: Collection[str]) -> None:
 
 def _check_places(index: ShardIndex, shards: Mapping[str, Iterable[StoredTensor]]) -> None:
     stored = {tensor.name: shard_name for shard_name, tensors in shards.items() for tensor in tensors}
+    if stored == index.weight_map:
+        return
     for name, shard_name in index.weight_map.items():
         if stored.get(name) != shard_name:
             where = f"is in {stored[name]}" if name in stored else "is in no shard"

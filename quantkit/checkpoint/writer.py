@@ -21,7 +21,7 @@ METADATA = {"format": "pt"}  # loaders refuse or crash without it
 
 def order_tensors(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Widest dtype first, then by name: every tensor stays aligned, as the format allows no holes."""
-    return dict(sorted(specs.items(), key=lambda item: (-item[1].dtype.bits, item[0])))
+    return {name: specs[name] for name in sorted(sorted(specs), key=lambda name: -specs[name].dtype.bits)}
 
 
 class ShardWriter:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from quantkit.codecs.codec import Parts
 from quantkit.numerics import bfloat16
-from quantkit.tensors import BF16, DType
+from quantkit.tensors import BF16, F16, DType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,3 +32,6 @@ class FloatValues:
         """float32 of the same value."""
         values = parts["values"]
         return bfloat16.to_float32(values) if self.dtype == BF16 else values.astype(np.float32)
+
+
+HALF = FloatValues(dtype=F16)

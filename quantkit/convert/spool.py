@@ -175,16 +175,16 @@ class Spool:
         jobs = []
         for job in shard.jobs:
             parts = {key: self._localized(shard.name, part) for key, part in job.weight.parts.items()}
-            jobs.append(replace(job, weight=replace(job.weight, parts=parts)))
+            jobs.append(job._replace(weight=job.weight._replace(parts=parts)))
         return replace(shard, jobs=tuple(jobs))
 
     def _localized(self, name: str, part: StoredTensor) -> StoredTensor:
         if part.path.name == name or not part.spec.num_bytes:
-            return replace(part, path=self.files / part.path.name)
+            return part._replace(path=self.files / part.path.name)
         span = next(
             one for one in self._spans[name] if one.shard == part.path.name and one.begin <= part.begin < one.end
         )
-        return replace(part, path=self._spans_path(name), begin=span.place + part.begin - span.begin)
+        return part._replace(path=self._spans_path(name), begin=span.place + part.begin - span.begin)
 
     def _spans_path(self, name: str) -> Path:
         return self.directory / _SPANS_NAME / name

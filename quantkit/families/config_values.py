@@ -1,6 +1,7 @@
 """Typed look-up in a `config.json`: a key that is missing or of the wrong type is the source's fault."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from quantkit.checkpoint.file_names import CONFIG_NAME
@@ -35,6 +36,7 @@ def integer(config: Config, key: str, default: int | None = None, *, at_least: i
     return value
 
 
+@lru_cache(maxsize=MOST_EXPERTS)
 def number_in_name(digits: str) -> int:
     """Of a layer or an expert; what has more digits than any count is beyond them all."""
     return int(digits[-_MOST_DIGITS:]) if len(digits.lstrip("0")) <= _MOST_DIGITS else 10**_MOST_DIGITS

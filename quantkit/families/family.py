@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import NamedTuple
 
 from quantkit.families import config_values
 from quantkit.families.config_values import Config
@@ -63,8 +64,7 @@ BUILT_WITHOUT_CONFIG: frozenset[Role] = NOT_LINEAR | {
 RolePatterns = tuple[tuple[re.Pattern[str], Role], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedTensor:
+class ExpectedTensor(NamedTuple):
     """A tensor of the architecture before any storage format: ``....up_proj.weight`` [out, in], BF16 or F32.
 
     ``is_fp8``: the family's FP8 checkpoints store it as FP8 blocks. ``optional``: checkpoints may lack it.

@@ -22,6 +22,7 @@ from quantkit.tensors import BF16, I32, I64, TensorSpec
 PACKED, SCALE, SHAPE = "weight_packed", "weight_scale", "weight_shape"
 ZERO_POINT, GROUP_INDEX = "weight_zero_point", "weight_g_idx"
 CODES_PER_WORD = 8
+_SAME_DIGITS = str.maketrans("123456789", "000000000")
 
 
 class CompressedTensors:
@@ -103,11 +104,10 @@ class CompressedTensors:
         examples = _examples(names)  # enough, since the patterns of a family name no numbers
         kept = [entry for entry in patterns if not any(is_matched(entry, name) for name in examples)]
         is_covered = matcher(kept)
-        is_suffix = _suffix_finder(names)
+        uncovered = [module for module in unquantized if not is_covered(module)]
+        is_suffix = _suffix_finder(names if uncovered else ())
         extra: list[str] = []
-        for module in unquantized:
-            if is_covered(module):
-                continue
+        for module in uncovered:
             parent, _, leaf = module.rpartition(".")
             for name in (leaf, *fused.get(leaf, ())):
                 full = f"{parent}.{name}" if parent else name
@@ -170,10 +170,10 @@ def _suffix_finder(names: Iterable[str]) -> Callable[[str], bool]:
 
 
 def _examples(names: Iterable[str]) -> list[str]:
-    """One of each name up to its numbers: patterns see 60,000 experts through a handful."""
+    """One of each name up to its digits: patterns see 60,000 experts through a handful."""
     found: dict[str, str] = {}
     for name in names:
-        found.setdefault(re.sub(r"\d+", "0", name), name)
+        found.setdefault(name.translate(_SAME_DIGITS), name)
     return list(found.values())
 
 

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from quantkit.checkpoint.source import Checkpoint
 from quantkit.checkpoint.writer import order_tensors
-from quantkit.codecs.float_values import FloatValues
+from quantkit.codecs.float_values import HALF, FloatValues
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.engines.fusion import check_one_scheme, fused_group
@@ -15,7 +16,7 @@ from quantkit.layouts import LAYOUTS, Layout
 from quantkit.plan.output_config import output_config
 from quantkit.plan.plan import Action, Job, Output, Plan, PlannedShard, RuleCount
 from quantkit.recipe import Recipe, decide
-from quantkit.tensors import BF16, F16, TensorSpec
+from quantkit.tensors import BF16, TensorSpec
 from quantkit.weights.binding import Binding, bind_weights
 from quantkit.weights.completeness import check_complete
 from quantkit.weights.source_form import SourceForm, source_form
@@ -96,8 +97,7 @@ def _action(weight: Weight, role: Role, wanted: str) -> Action:
     if isinstance(weight.codec, Fp8Block):
         return Action.TO_BF16
     # FP16 becomes BF16, except where that would lose what decides between experts
-    is_half = weight.codec == FloatValues(dtype=F16)
-    return Action.TO_BF16 if is_half and role != Role.ROUTER_BIAS else Action.COPY
+    return Action.TO_BF16 if weight.codec == HALF and role != Role.ROUTER_BIAS else Action.COPY
 
 
 def _keep_undividable(
@@ -120,14 +120,14 @@ def _keep_undividable(
                 remedy=f"choose a --group-size that divides {weight.num_cols}",
             )
         kept.append(name)
+    if not kept:
+        return []
     groups = {fused_group(weights[name].module) for name in kept} - {None}
     for name, weight in weights.items():
         if actions[name] == Action.INT4 and fused_group(weight.module) in groups and name not in kept:
             kept.append(name)  # engines load it as one module with one that must stay
     for name in kept:
         actions[name] = _action(weights[name], roles[name], "keep")
-    if not kept:
-        return []
     more = ", ..." if len(kept) > 3 else ""
     return [
         f"{len(kept)} weights are not quantized: groups of {scheme.group_size} do not divide their columns, or those "
@@ -199,10 +199,9 @@ def _warn_about(binding: Binding, roles: Mapping[str, Role]) -> list[str]:
 
 def _job(weight: Weight, role: Role, action: Action, scheme: Int4Group, layout: Layout) -> Job:
     if action == Action.INT4:
-        parts = layout.stored(scheme, weight.num_rows, weight.num_cols)
+        module, parts = weight.module, layout.stored(scheme, weight.num_rows, weight.num_cols)
         outputs = {
-            part: Output(name=f"{weight.module}.{stored.leaf}", spec=stored.spec, has_rows=stored.has_rows)
-            for part, stored in parts.items()
+            part: Output(f"{module}.{stored.leaf}", stored.spec, stored.has_rows) for part, stored in parts.items()
         }
         return Job(weight=weight, role=role, action=action, outputs=outputs, scheme=scheme)
     if action == Action.TO_BF16:
@@ -214,12 +213,12 @@ def _job(weight: Weight, role: Role, action: Action, scheme: Int4Group, layout: 
 
 def _shards(jobs: Sequence[Job], checkpoint: Checkpoint) -> tuple[PlannedShard, ...]:
     """One output shard per source shard, of the same name; a source shard that held only scales has none."""
-    by_path: dict[str, list[Job]] = {shard.name: [] for shard in checkpoint.shards}
+    by_path: dict[Path, list[Job]] = {shard.path: [] for shard in checkpoint.shards}
     for job in jobs:
-        by_path[job.weight.stored.path.name].append(job)
+        by_path[job.weight.stored.path].append(job)
     shards = []
-    for name, shard_jobs in by_path.items():
+    for path, shard_jobs in by_path.items():
         if shard_jobs:
             specs = {output.name: output.spec for job in shard_jobs for output in job.outputs.values()}
-            shards.append(PlannedShard(name=name, jobs=tuple(shard_jobs), specs=order_tensors(specs)))
+            shards.append(PlannedShard(name=path.name, jobs=tuple(shard_jobs), specs=order_tensors(specs)))
     return tuple(shards)

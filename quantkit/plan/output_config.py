@@ -6,7 +6,7 @@ from typing import Any
 
 from quantkit.checkpoint.file_names import CONFIG_NAME
 from quantkit.checkpoint.source import Checkpoint, quantization_section
-from quantkit.codecs.float_values import FloatValues
+from quantkit.codecs.float_values import HALF
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.engines.fusion import FUSED_LEAVES
 from quantkit.errors import SourceError
@@ -14,7 +14,6 @@ from quantkit.families.family import NOT_LINEAR, Family
 from quantkit.layouts import Layout
 from quantkit.layouts.compressed_tensors import section_problems
 from quantkit.plan.plan import Action, Job
-from quantkit.tensors import F16
 
 _SECTIONS = ("quantization_config", "compression_config")
 _HALF_SPELLINGS = ("float16", "half", "fp16", "torch.float16", "torch.half")
@@ -40,7 +39,7 @@ def output_config(
                 place.pop(key, None)
     if any(job.is_int4 for job in jobs):
         (config[parent] if parent else config)["quantization_config"] = section
-    if any(job.weight.codec == FloatValues(dtype=F16) for job in jobs):
+    if any(job.weight.codec == HALF for job in jobs):
         _declare_bf16(config)
     return config
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from quantkit.checkpoint.header import encode_header
 from quantkit.checkpoint.source import Checkpoint
@@ -27,8 +27,7 @@ class Action(StrEnum):
     INT4 = "int4"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class Output(NamedTuple):
     """One output tensor. ``has_rows``: its first dimension is the weight's rows."""
 
     name: str
@@ -36,8 +35,7 @@ class Output:
     has_rows: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(NamedTuple):
     """One weight and its output tensors by part; ``scheme`` is set where it becomes INT4."""
 
     weight: Weight

@@ -10,12 +10,13 @@ from functools import lru_cache
 from typing import NoReturn
 
 from quantkit.checkpoint.header import StoredTensor
+from quantkit.codecs.codec import Codec
 from quantkit.codecs.float_values import FloatValues
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.codecs.opaque import NativeInt4, Opaque
 from quantkit.errors import SourceError
 from quantkit.layouts import compressed_tensors as ct
-from quantkit.tensors import BF16, F8_E4M3, F8_E5M2, F8_E8M0, F16, F32, F64, I8, I32, I64, U8
+from quantkit.tensors import BF16, F8_E4M3, F8_E5M2, F8_E8M0, F16, F32, F64, I8, I32, I64, U8, DType
 from quantkit.weights.fused_experts import is_fused_expert, split_fused
 from quantkit.weights.source_form import SourceForm
 from quantkit.weights.weight import Weight
@@ -38,6 +39,9 @@ _STATIC_SCALES = (
     *("_input_scale", ".input_activation_scale"),
 )
 _FLOATS = (BF16, F16, F32)
+_FLOAT_CODECS: Mapping[DType, Codec] = {dtype: FloatValues(dtype=dtype) for dtype in _FLOATS}
+_MAYBE_FP8 = frozenset({U8, I8, F8_E4M3, F8_E5M2})
+_PACKED = "." + ct.PACKED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +97,11 @@ def _bind(
     projections: Mapping[str, tuple[str, ...]],
 ) -> Bound | None:
     """Weights whose main part this is, or None for what may be a scale or an ordinary parameter."""
-    if tensor.name.endswith("." + ct.PACKED):
+    if tensor.name.endswith(_PACKED):
         weight = _packed_int4(tensor, tensors, form)
         return [(weight, tuple(part.name for part in weight.parts.values()))]
     is_fused = is_fused_expert(tensor, projections)
-    if not is_fused and tensor.spec.dtype not in (U8, I8, F8_E4M3, F8_E5M2):
+    if not is_fused and tensor.spec.dtype not in _MAYBE_FP8:
         return None
     scales = _scales_of(tensor, tensors)
     if tensor.spec.dtype in (U8, I8) and scales:
@@ -130,7 +134,7 @@ def _scales_of(tensor: StoredTensor, tensors: Mapping[str, StoredTensor]) -> lis
     is_weight = tensor.name.endswith(".weight")
     stem = tensor.name.removesuffix(".weight")
     suffixes = _WEIGHT_SCALES if is_weight else _PARAMETER_SCALES
-    return [tensors[stem + suffix] for suffix in suffixes if stem + suffix in tensors]
+    return [scale for suffix in suffixes if (scale := tensors.get(stem + suffix)) is not None]
 
 
 def _only_scale(tensor: StoredTensor, scales: list[StoredTensor]) -> StoredTensor:
@@ -151,11 +155,10 @@ def _fp8(tensor: StoredTensor, scales: list[StoredTensor], form: SourceForm) -> 
         parts["other_scale"] = scales[1]  # legal only if the values agree, which is seen when they are read
     elif len(scales) > 2:
         _only_scale(tensor, scales)
-    blocks = {_block_of(tensor, scale, form, rows, cols) for scale in scales}
-    if len(blocks) != 1:
+    block, *others = (_block_of(tensor, scale, form, rows, cols) for scale in scales)
+    if others not in ([], [block]):
         _fail(tensor, "carries two scales of different shape", "keep the one that belongs to it")
-    block_rows, block_cols = blocks.pop()
-    codec = _fp8_block(block_rows, block_cols)
+    codec = _fp8_block(*block)
     return Weight(name=tensor.name, shape=(rows, cols), codec=codec, main="codes", parts=parts)
 
 
@@ -269,7 +272,7 @@ def _plain(tensor: StoredTensor) -> Weight:
             f"is a weight of dtype {tensor.spec.dtype.name} without a scale: what its numbers stand for is unknown",
             "store FP8 weights as F8_E4M3 with their scale, others as BF16, F16 or F32",
         )
-    codec = FloatValues(dtype=tensor.spec.dtype) if tensor.spec.dtype in _FLOATS else Opaque()
+    codec = _FLOAT_CODECS.get(tensor.spec.dtype, Opaque())
     return Weight(name=tensor.name, shape=tensor.spec.shape, codec=codec, main="values", parts={"values": tensor})
 
 

@@ -56,7 +56,7 @@ def missing_weights(family: Family, checkpoint: Checkpoint, binding: Binding) ->
                 file=weight.stored.path.name,
                 remedy="the config and the shards belong to different checkpoints; download both again",
             )
-        if weight is not None and weight.codec == Opaque() and weight.stored.spec.dtype != F64:
+        if weight is not None and type(weight.codec) is Opaque and weight.stored.spec.dtype != F64:
             raise SourceError(
                 f"is {weight.stored.spec}, and a weight is made of floats",
                 tensor=weight.stored.name,

@@ -17,8 +17,10 @@ from quantkit.weights.weight import Weight
 
 def is_fused_expert(tensor: StoredTensor, projections: Mapping[str, tuple[str, ...]]) -> bool:
     """Whether a tensor holds all experts of a layer."""
+    if len(tensor.spec.shape) != 3:
+        return False
     parent, _, leaf = tensor.name.removesuffix(".weight").rpartition(".")
-    return len(tensor.spec.shape) == 3 and leaf in projections and parent.rpartition(".")[2] == "experts"
+    return leaf in projections and parent.rpartition(".")[2] == "experts"
 
 
 def split_fused(

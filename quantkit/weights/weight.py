@@ -1,9 +1,8 @@
 """A logical weight and the stored parts that it is made of."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.codecs.codec import Codec
@@ -11,8 +10,7 @@ from quantkit.codecs.opaque import NativeInt4
 from quantkit.errors import SourceError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
+class Weight(NamedTuple):
     """``name`` is the logical name (``....gate_proj.weight``), ``parts`` where its stored tensors lie.
 
     The part called ``main`` has the weight's rows; every other part is small and read whole. A weight of any rank

@@ -94,7 +94,8 @@ def lose(cluster, node, attempts):
     cluster.remove_node(node, allow_graceful=False)
 
 
-def test_a_bad_source_is_the_same_error_and_finished_work_is_kept(source, cluster, tmp_path):
+def test_a_bad_source_is_the_same_error_and_finished_work_is_kept(tiny_checkpoint, cluster, tmp_path):
+    source = tiny_checkpoint(num_shards=16)  # more than two for each node, those just lost among them
     name = "model.layers.1.mlp.experts.2.up_proj.weight"
     # in a shard of their own: the smallest is begun last, when others are finished
     moved = {key: source.remove(key) for key in (name, name + "_scale_inv")}

@@ -201,7 +201,7 @@ def test_a_tensor_that_the_family_does_not_have_is_refused(tmp_path):
     source = tiny.write_checkpoint(tmp_path / "tiny", model_type="glm_moe_dsa")
     checkpoint = open_checkpoint(source.directory)
     name = "model.layers.0.mystery.weight"
-    stored = dataclasses.replace(next(iter(checkpoint.tensors.values())), name=name)
+    stored = next(iter(checkpoint.tensors.values()))._replace(name=name)
     strange = dataclasses.replace(checkpoint, tensors={**checkpoint.tensors, name: stored})
     read = model_from_checkpoint("tiny", strange, weights_from="headers")
     with pytest.raises(SourceError, match="is no tensor of the family") as error:

@@ -1,1 +1,36 @@
-"""GPU kernels that serve what quantkit writes; imports nothing of quantkit."""
+"""Triton kernels that serve what quantkit writes, and convert on a GPU; imports nothing of quantkit.
+
+Every serving op has a plain twin of the same name and signature in ``quantkit_kernels.reference``.
+"""
+
+from quantkit_kernels.fp8_kv import (
+    dequantize_index_keys,
+    dequantize_kv,
+    dequantize_kv_mla,
+    quantize_index_keys,
+    quantize_kv,
+    quantize_kv_mla,
+)
+from quantkit_kernels.int4_gemm import int4_gemm
+from quantkit_kernels.int4_moe import int4_moe
+from quantkit_kernels.modules import Int4Experts, Int4Linear
+from quantkit_kernels.patch import patch
+from quantkit_kernels.repack import repack, unrepack
+from quantkit_kernels.requantize import requantize_fp8_to_int4
+
+__all__ = [
+    "Int4Experts",
+    "Int4Linear",
+    "dequantize_index_keys",
+    "dequantize_kv",
+    "dequantize_kv_mla",
+    "int4_gemm",
+    "int4_moe",
+    "patch",
+    "quantize_index_keys",
+    "quantize_kv",
+    "quantize_kv_mla",
+    "repack",
+    "requantize_fp8_to_int4",
+    "unrepack",
+]

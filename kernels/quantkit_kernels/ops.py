@@ -1,0 +1,56 @@
+"""The products as operators of torch: seen as one by torch.compile, and recorded by CUDA graphs.
+
+A tensor on a GPU goes to the kernels (in Triton's interpreter every one), on the processor to the plain twin.
+"""
+
+import torch
+from torch import Tensor
+
+from quantkit_kernels import reference
+from quantkit_kernels.int4_gemm import int4_gemm
+from quantkit_kernels.int4_moe import int4_moe
+from quantkit_kernels.launch import IS_INTERPRETED
+from quantkit_kernels.repack import Int4Tiles, unrepack
+
+
+@torch.library.custom_op("quantkit::int4_linear", mutates_args=())
+def int4_linear(x: Tensor, words: Tensor, scale: Tensor, group_size: int) -> Tensor:
+    """``int4_gemm`` of repacked weights."""
+    if x.is_cuda or IS_INTERPRETED:
+        return int4_gemm(x, words, scale, group_size=group_size)
+    weight = unrepack(Int4Tiles(words, scale), num_cols=x.shape[-1], group_size=group_size)
+    return reference.int4_gemm(x, *weight, group_size=group_size)
+
+
+@int4_linear.register_fake
+def _(x: Tensor, words: Tensor, scale: Tensor, group_size: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], words.shape[-2]))
+
+
+@torch.library.custom_op("quantkit::int4_experts", mutates_args=())
+def int4_experts(
+    x: Tensor,
+    gate_up_words: Tensor,
+    gate_up_scale: Tensor,
+    down_words: Tensor,
+    down_scale: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    group_size: int,
+    expert_map: Tensor | None = None,
+) -> Tensor:
+    """``int4_moe`` of repacked weights."""
+    gate_up, down = Int4Tiles(gate_up_words, gate_up_scale), Int4Tiles(down_words, down_scale)
+    if x.is_cuda or IS_INTERPRETED:
+        return int4_moe(x, *gate_up, *down, topk_weights, topk_ids, group_size=group_size, expert_map=expert_map)
+    width = gate_up_words.shape[-2] // 2
+    stored = (
+        *unrepack(gate_up, num_cols=x.shape[-1], group_size=group_size),
+        *unrepack(down, num_cols=width, group_size=group_size),
+    )
+    return reference.int4_moe(x, *stored, topk_weights, topk_ids, group_size=group_size, expert_map=expert_map)
+
+
+@int4_experts.register_fake
+def _(x: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)

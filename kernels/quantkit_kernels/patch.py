@@ -1,0 +1,158 @@
+"""A converted checkpoint in transformers' own model, without being decompressed.
+
+The model is built without memory (``torch.device("meta")``); its experts become ``Int4Experts``, Linear layers that the
+checkpoint stores as INT4 become ``Int4Linear``, and everything else is loaded as it is.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from quantkit_kernels.modules import PARTS, PROJECTIONS, Int4Experts, Int4Linear
+
+EXPERTS = ("GlmMoeDsaExperts", "Glm4MoeExperts", "DeepseekV3Experts")
+_INDEX = "model.safetensors.index.json"
+
+
+def patch(model: nn.Module, directory: str | Path, *, device: Any = None) -> nn.Module:
+    """Fill ``model`` with the checkpoint in ``directory``; INT4 weights stay INT4. Returns the model, in eval mode.
+
+    ``model``: GLM-MoE-DSA, GLM-4 MoE or DeepSeek-V3 of transformers, usually built on the meta device; ``device``:
+    where everything goes. Raises ValueError for experts that are not known, and for tensors that the checkpoint lacks.
+    """
+    with _Tensors(Path(directory)) as tensors:
+        for name, module in list(model.named_modules()):
+            if type(module).__name__ in EXPERTS:
+                _replace(model, name, _experts(name, module, tensors, device))
+            elif isinstance(module, nn.Linear) and f"{name}.weight_packed" in tensors:
+                _replace(model, name, _linear(name, module, tensors, device))
+        _load_rest(model, tensors, device)
+    return model.eval()
+
+
+class _Tensors:
+    """The tensors of a checkpoint by name; a file is opened when it is first needed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        index = directory / _INDEX
+        if not index.is_file():
+            raise ValueError(f"{index} is not there: this is no converted checkpoint")
+        self.files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        section = json.loads((directory / "config.json").read_text()).get("quantization_config", {})
+        weights = [group["weights"] for group in section.get("config_groups", {}).values()]
+        sizes = {one["group_size"] for one in weights if one.get("num_bits") == 4}
+        if len(sizes) != 1:
+            raise ValueError(f"{directory / 'config.json'} names no single INT4 group size: {sorted(sizes)}")
+        self.group_size: int = sizes.pop()
+        self._stack, self._open = ExitStack(), dict[str, Any]()
+
+    def __enter__(self) -> "_Tensors":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.files
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.files:
+            raise ValueError(f"{name} is not in the checkpoint")
+        file = self.files[name]
+        if file not in self._open:
+            self._open[file] = self._stack.enter_context(safe_open(self.directory / file, framework="pt"))
+        tensor: Tensor = self._open[file].get_tensor(name)
+        return tensor
+
+
+def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
+    parent, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, new)
+
+
+def _experts(name: str, module: Any, tensors: _Tensors, device: Any) -> Int4Experts:
+    if not isinstance(module.act_fn, nn.SiLU) and type(module.act_fn).__name__ != "SiLUActivation":
+        raise ValueError(f"{name}: the kernel has SiLU, not {type(module.act_fn).__name__}")
+    experts = Int4Experts(
+        module.num_experts, module.hidden_dim, module.intermediate_dim, group_size=tensors.group_size, device=device
+    )
+    for expert in range(module.num_experts):
+        names = [f"{projection}.{part}" for projection in PROJECTIONS for part in PARTS]
+        with _named(f"{name}.{expert}"):
+            experts.load_expert(expert, {one: tensors[f"{name}.{expert}.{one}"] for one in names})
+    return experts
+
+
+def _linear(name: str, module: nn.Linear, tensors: _Tensors, device: Any) -> Int4Linear:
+    bias = tensors[f"{name}.bias"].to(device) if module.bias is not None else None
+    linear = Int4Linear(
+        module.in_features, module.out_features, group_size=tensors.group_size, bias=bias, device=device
+    )
+    with _named(name):
+        linear.load({part: tensors[f"{name}.{part}"] for part in PARTS})
+    return linear
+
+
+class _named:  # noqa: N801 (used like a function)
+    """Puts the module's name before what is wrong with it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, ValueError) and not str(error).startswith(self.name):
+            raise ValueError(f"{self.name}: {error}") from error
+
+
+def _load_rest(model: nn.Module, tensors: _Tensors, device: Any) -> None:
+    """Parameters and persistent buffers by name; what is computed and not stored is computed again."""
+    for module_name, module in model.named_modules():
+        if isinstance(module, Int4Experts | Int4Linear):
+            continue
+        for leaf, tensor in [*module.named_parameters(recurse=False), *_stored_buffers(module)]:
+            name = f"{module_name}.{leaf}" if module_name else leaf
+            source = tensors[_tied(model, name, tensors)]
+            if source.shape != tensor.shape:
+                raise ValueError(f"{name} is {tuple(source.shape)}, the model wants {tuple(tensor.shape)}")
+            value = source.to(device)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            setattr(module, leaf, nn.Parameter(value, requires_grad=False) if is_parameter else value)
+        _compute_buffers(model, module, device)
+
+
+def _stored_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for leaf, buffer in module.named_buffers(recurse=False):
+        if leaf not in module._non_persistent_buffers_set:
+            yield leaf, buffer
+
+
+def _tied(model: Any, name: str, tensors: _Tensors) -> str:
+    """The head has the embedding's name where they are one."""
+    if name in tensors or not getattr(model.config, "tie_word_embeddings", False):
+        return name
+    return str((getattr(model, "_tied_weights_keys", None) or {}).get(name, name))
+
+
+def _compute_buffers(model: Any, module: nn.Module, device: Any) -> None:
+    """Rotary frequencies and the like: transformers knows how to fill what was built without memory."""
+    empty = [leaf for leaf, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
+    for leaf in empty:
+        buffer = getattr(module, leaf)
+        module.register_buffer(leaf, torch.full_like(buffer, float("nan"), device=device), persistent=False)
+    if empty:
+        model._init_weights(module)
+    for leaf, buffer in module.named_buffers(recurse=False):
+        if leaf in module._non_persistent_buffers_set:
+            if leaf in empty and buffer.isnan().any():
+                raise ValueError(f"{type(module).__name__}.{leaf} is not stored, and nothing computes it")
+            module.register_buffer(leaf, buffer.to(device), persistent=False)

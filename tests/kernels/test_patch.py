@@ -1,0 +1,133 @@
+"""A converted checkpoint runs in transformers' own model with its experts in INT4.
+
+Compared with the same model of transformers, loaded by transformers and decompressed by compressed-tensors.
+"""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quantkit_kernels.modules import Int4Experts, Int4Linear
+from quantkit_kernels.patch import patch
+from tests.convert.helpers import convert
+from tests.kernels.compare import relative_mean
+
+pytestmark = pytest.mark.gpu
+
+
+def build(config):
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
+
+@pytest.fixture(scope="module", params=["glm_moe_dsa", "glm4_moe", "deepseek_v3"])
+def converted(request, tmp_path_factory):
+    from tests.tiny import write_checkpoint
+
+    directory = tmp_path_factory.mktemp(request.param)
+    source = write_checkpoint(directory / "source", model_type=request.param, mtp=request.param == "glm_moe_dsa")
+    convert(source.directory, directory / "out")
+    return directory / "out"
+
+
+@torch.no_grad()
+def logits_of(model, tokens):
+    return model(tokens).logits.float().cpu()
+
+
+def test_it_says_what_the_decompressed_model_says(converted, device):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = patch(build(AutoConfig.from_pretrained(converted)), converted, device=device)
+    assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
+    experts = [module for module in model.modules() if isinstance(module, Int4Experts)]
+    assert len(experts) == 1
+    tokens = torch.arange(1, 24).unsqueeze(0).to(device)
+    expected = logits_of(AutoModelForCausalLM.from_pretrained(converted, dtype=torch.bfloat16).to(device), tokens)
+    got = logits_of(model, tokens)
+    # both compute in BF16: each of some ten roundings on the way is 2**-9 at most
+    assert relative_mean(expected, got) < 0.02
+    assert relative_mean(expected, logits_of(model, tokens + 1)) > 0.2
+
+
+def test_experts_are_those_of_the_checkpoint(converted, device):
+    from transformers import AutoConfig
+
+    model = patch(build(AutoConfig.from_pretrained(converted)), converted, device=device)
+    name = "model.layers.1.mlp.experts."
+    stored = {}
+    for shard in converted.glob("*.safetensors"):
+        stored |= {key: one for key, one in load_file(shard).items() if key.startswith(name)}
+    own = model.get_submodule(name.removesuffix(".")).state_dict()
+    assert {name + key for key in own} == set(stored)
+    for key, tensor in own.items():
+        assert torch.equal(tensor.cpu().view(torch.uint8), stored[name + key].view(torch.uint8)), key
+
+
+def damaged(converted, directory, change):
+    """A copy of the checkpoint in one file, changed."""
+    tensors = {}
+    for shard in converted.glob("*.safetensors"):
+        tensors |= load_file(shard)
+    config = json.loads((converted / "config.json").read_text())
+    change(tensors, config)
+    directory.mkdir()
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model.layers.1.mlp.experts.2.up_proj.weight_scale", "is not in the checkpoint"),
+        ("model.layers.0.input_layernorm.weight", "is not in the checkpoint"),
+    ],
+)
+def test_a_tensor_that_is_missing_is_named(name, words, converted, tmp_path, device):
+    from transformers import AutoConfig
+
+    directory = damaged(converted, tmp_path / "out", lambda tensors, _: tensors.pop(name))
+    with pytest.raises(ValueError, match=f"{name} {words}"):
+        patch(build(AutoConfig.from_pretrained(converted)), directory, device=device)
+
+
+def test_a_shape_that_is_not_the_models_is_named(converted, tmp_path, device):
+    from transformers import AutoConfig
+
+    name = "model.layers.1.mlp.experts.0.down_proj"
+
+    def change(tensors, _):
+        tensors[name + ".weight_packed"] = tensors[name + ".weight_packed"][:-1].contiguous()
+
+    directory = damaged(converted, tmp_path / "out", change)
+    with pytest.raises(ValueError, match=r"model.layers.1.mlp.experts.0: a weight \(256, 128\) in groups of 32"):
+        patch(build(AutoConfig.from_pretrained(converted)), directory, device=device)
+
+
+def test_what_is_not_converted_is_refused(converted, tmp_path, device):
+    from transformers import AutoConfig
+
+    with pytest.raises(ValueError, match="this is no converted checkpoint"):
+        patch(build(AutoConfig.from_pretrained(converted)), tmp_path, device=device)
+    directory = damaged(converted, tmp_path / "out", lambda _, config: config.pop("quantization_config"))
+    with pytest.raises(ValueError, match="names no single INT4 group size"):
+        patch(build(AutoConfig.from_pretrained(converted)), directory, device=device)
+
+
+def test_linear_layers_in_int4_become_int4_linears(tiny_checkpoint, tmp_path, device):
+    """A dense projection that the recipe was told to quantize as well."""
+    from transformers import AutoConfig
+
+    source = tiny_checkpoint(model_type="glm4_moe")
+    convert(source.directory, tmp_path / "out", targets=("re:.*mlp.*_proj",))
+    model = patch(build(AutoConfig.from_pretrained(tmp_path / "out")), tmp_path / "out", device=device)
+    linears = [name for name, module in model.named_modules() if isinstance(module, Int4Linear)]
+    assert "model.layers.0.mlp.gate_proj" in linears
+    assert logits_of(model, torch.arange(1, 9).unsqueeze(0).to(device)).isfinite().all()

@@ -12,7 +12,7 @@ from quantkit.checkpoint.header import StoredTensor
 from quantkit.errors import SourceError
 from quantkit.families.config_values import number_in_name
 from quantkit.families.family import ExpectedTensor, Family, Role
-from quantkit.tensors import BF16, F32, F64, TensorSpec
+from quantkit.tensors import BF16, F32, F64, DType, TensorSpec
 from quantkit.weights.weight import Weight
 
 _FUSED_SUFFIX = re.compile(r"(?<=_proj)_(?:weight_)?(?:scale_inv|scale|packed|shape|bias)$")
@@ -86,17 +86,14 @@ def group_expected(family: Family, expected: Iterable[ExpectedTensor]) -> tuple[
     """Of what a config stands for."""
     names = _Names(family)
     # places are looked up and so are the same objects: to hash their identity is three times as quick
-    first: dict[tuple[int, str, str, tuple[int, ...], bool], tuple[Place, ExpectedTensor]] = {}
-    alike: Counter[tuple[int, str, str, tuple[int, ...], bool]] = Counter()
+    alike: dict[tuple[int, str, DType, tuple[int, ...], bool], list[Place]] = {}
     for tensor in expected:
         place = names.place(tensor.name)
-        key = (id(place), tensor.name.rpartition(".")[2], tensor.dtype.name, tensor.shape, tensor.is_fp8)
-        alike[key] += 1
-        first.setdefault(key, (place, tensor))
+        key = (id(place), tensor.name.rpartition(".")[2], tensor.dtype, tensor.shape, tensor.is_fp8)
+        alike.setdefault(key, []).append(place)
     counts: Counter[tuple[Place, str, TensorSpec, bool]] = Counter()
-    for key, count in alike.items():
-        place, tensor = first[key]
-        counts[place, key[1], TensorSpec(tensor.dtype, tensor.shape), tensor.is_fp8] += count
+    for (_, leaf, dtype, shape, is_fp8), places in alike.items():
+        counts[places[0], leaf, TensorSpec(dtype, shape), is_fp8] += len(places)
     return _weight_groups(counts)
 
 

@@ -51,6 +51,13 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+def speed_text(num_bytes: int, earlier_bytes: int, seconds: float) -> str:
+    """How fast this run was; what an earlier one has made is no part of it."""
+    rate = (num_bytes - earlier_bytes) / max(seconds, 1e-9) / 1e6
+    earlier = f", {bytes_text(earlier_bytes)} of it before this run" if earlier_bytes else ""
+    return f"{rate:.0f} MB/s{earlier}"
+
+
 def bytes_text(num_bytes: int) -> str:
     """Bytes in the largest unit (powers of 2) that does not read 0."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

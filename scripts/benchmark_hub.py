@@ -5,7 +5,7 @@ A server on loopback sends shards at ``--megabytes`` a second in all (0: as fast
 alone downloading the same shards, the conversion that streams them, and the conversion of the same source on the disk
 with one worker and with all.
 
-    scripts/benchmark_hub.py [--experts 44] [--megabytes 100]
+    scripts/benchmark_hub.py [--experts 66] [--shards 64] [--megabytes 100]
 """
 
 import argparse

@@ -14,7 +14,7 @@ from quantkit.integrity.manifest import FileRecord
 from quantkit.plan.plan import Action, Plan
 from quantkit.plan.tasks import Task, task_bytes_of
 
-CORE_BYTES = 190e6  # source bytes of FP8 that a core turns into INT4 in a second, as measured (see CONTRIBUTING.md)
+CORE_BYTES = 190e6  # source bytes of FP8 that a core turns into INT4 in a second, hashing and copying included
 HASH_BYTES = 1.5e9  # a core
 GIB = 2**30
 

@@ -11,8 +11,10 @@ from quantkit_kernels.fp8_kv import (
     quantize_kv,
     quantize_kv_mla,
 )
+from quantkit_kernels.gqa_decode import gqa_decode
 from quantkit_kernels.int4_gemm import int4_gemm
 from quantkit_kernels.int4_moe import int4_moe
+from quantkit_kernels.mla_decode import mla_decode
 from quantkit_kernels.modules import Int4Experts, Int4Linear
 from quantkit_kernels.patch import patch
 from quantkit_kernels.repack import repack, unrepack
@@ -24,8 +26,10 @@ __all__ = [
     "dequantize_index_keys",
     "dequantize_kv",
     "dequantize_kv_mla",
+    "gqa_decode",
     "int4_gemm",
     "int4_moe",
+    "mla_decode",
     "patch",
     "quantize_index_keys",
     "quantize_kv",

@@ -19,24 +19,9 @@ _DTYPES = {
 }
 
 
-def find_devices(text: str) -> tuple[str, ...]:
-    """GPUs of this machine by ``cuda``, ``cuda:all`` or names with commas. Raises ValueError for what is not here."""
-    num_gpus = torch.cuda.device_count()
-    if text == "cuda:all":
-        names = [f"cuda:{index}" for index in range(num_gpus)]
-    else:
-        names = ["cuda:0" if name == "cuda" else name for name in text.split(",")]
-    for name in names:
-        kind, _, index = name.partition(":")
-        if kind != "cuda" or not index.isdecimal():
-            raise ValueError(f"{name!r} is no GPU; write cuda, cuda:0, cuda:0,cuda:1 or cuda:all")
-        if int(index) >= num_gpus:
-            raise ValueError(f"{name} is not here: torch sees {num_gpus} GPUs")
-    if not names:
-        raise ValueError("torch sees no GPU")
-    if len(set(names)) < len(names):
-        raise ValueError("a GPU is named twice")
-    return tuple(names)
+def count_gpus() -> int:
+    """GPUs that torch sees."""
+    return torch.cuda.device_count()
 
 
 HostSource = tuple[NDArray[Any], NDArray[np.float32] | None, tuple[int, int], int]
@@ -44,7 +29,10 @@ HostSource = tuple[NDArray[Any], NDArray[np.float32] | None, tuple[int, int], in
 
 
 class HostInt4(NamedTuple):
-    """``packed`` int32 [R, C / 8], ``scale`` BF16 bits uint16 [R, G], the two sums of ``RowErrors`` float64 [R]."""
+    """``packed`` int32 [R, C / 8], ``scale`` BF16 bits uint16 [R, G], the two sums of ``RowErrors`` float64 [R].
+
+    The first two lie in the lane's buffers, until its next call: they are written and done with. The sums are kept.
+    """
 
     packed: NDArray[np.int32]
     scale: NDArray[np.uint16]
@@ -52,8 +40,8 @@ class HostInt4(NamedTuple):
     weight2: NDArray[np.float64]
 
 
-class Stage:
-    """One thread's way to a device. Arrays that it returns are overwritten by its next call."""
+class Lane:
+    """One thread's way to a device."""
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
@@ -75,17 +63,14 @@ class Stage:
                 on_device = Source(array, scale, block, row_offset)
                 int4 = quantize(on_device, group_size=group_size, scales=scales, signed=signed)
                 errors = row_errors(on_device, int4, group_size=group_size)
-                host = HostInt4(
-                    packed=self._download("packed", int4.packed),
-                    scale=self._download("scale", int4.scale.view(torch.int16)).view(np.uint16),
-                    error2=self._download("error2", errors.error2),
-                    weight2=self._download("weight2", errors.weight2),
-                )
+                packed = self._download("packed", int4.packed)
+                scale_bits = self._download("scale", int4.scale.view(torch.int16)).view(np.uint16)
+                sums = [self._download(name, one) for name, one in errors._asdict().items()]
                 if self._stream is not None:
                     self._stream.synchronize()
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error)) from error
-        return host
+        return HostInt4(packed, scale_bits, *(one.copy() for one in sums))
 
     def _on_device(self) -> AbstractContextManager[Any]:
         stack = ExitStack()

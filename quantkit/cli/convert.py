@@ -66,13 +66,13 @@ def convert(
     from quantkit.cli.planning import PlanRequest, plan_request, tensor_parallel
     from quantkit.cli.show_plan import show_plan
     from quantkit.cli.show_results import show_conversion, show_rank
-    from quantkit.convert.conversion import SPOOL_GIB, Conversion
+    from quantkit.convert.conversion import Conversion
     from quantkit.convert.convert import convert_checkpoint
     from quantkit.convert.publish import PushTarget, prepare, publish_output
     from quantkit.convert.ranks import convert_share
     from quantkit.convert.ranks import finalize as finalize_ranks
     from quantkit.plan.limits import Limits
-    from quantkit.plan.resources import choose_jobs
+    from quantkit.plan.resources import Workers, choose_jobs
 
     if executor == "ray" and Path(source).is_dir():
         source = str(Path(source).resolve())  # other machines begin elsewhere
@@ -91,17 +91,20 @@ def convert(
         headers_only=dry_run or not keep_source,
         limits=Limits(num_shards=first_shards, layers=few_layers) if is_limited else None,
     )
-    opt.check_executor(executor, ray_address=ray_address, rank=rank, finalize=finalize)
+    opt.check_executor(
+        executor, ray_address=ray_address, is_shared=rank is not None or finalize, jobs=jobs, max_memory=max_memory
+    )
+    opt.check_device(device, executor=executor, finalize=finalize, dry_run=dry_run)
     opt.check_pushing(push_to=push_to, public=public, rank=rank, is_limited=is_limited)
     opt.check_sharing(rank=rank, world_size=world_size, finalize=finalize, resume=resume)
-    num_jobs = choose_jobs(jobs, opt.check_memory(max_memory), device=device)
-    if not dry_run:
-        opt.check_device(device, executor=executor, finalize=finalize)
+    # nodes of a cluster choose for themselves
+    num_jobs = 1 if executor == "ray" else choose_jobs(jobs, opt.check_memory(max_memory), device=device)
     if output is not None and not (push_to and (output / MANIFEST_NAME).is_file()):
         check_target(output, Path(source) if source and Path(source).is_dir() else None)  # before anything is fetched
     resolved, made = plan_request(request)
     if dry_run:
-        show_plan(made, tensor_parallel(resolved, made), num_jobs=num_jobs, as_json=as_json, summary=summary)
+        workers = Workers(num_jobs=num_jobs, device=device)
+        show_plan(made, tensor_parallel(resolved, made), workers, as_json=as_json, summary=summary)
         return
     target = output or Path(f"{resolved.name}-int4")
     pushed_to = None if push_to is None else PushTarget(hub_id=push_to, is_public=public)
@@ -113,7 +116,7 @@ def convert(
             device=device,
             provenance=resolved.provenance,
             repository=resolved.repository,
-            spool_bytes=int((SPOOL_GIB if spool_gib is None else spool_gib) * 2**30),
+            spool_bytes=opt.spool_bytes(spool_gib),
             resume=resume,
             rank=rank,
             world_size=world_size or 1,

@@ -12,13 +12,13 @@ from quantkit.convert.ranks import RankReport
 from quantkit.engines.tensor_parallel import TpVerdict
 from quantkit.integrity.weight_errors import ClassError
 from quantkit.plan.plan import Plan
-from quantkit.plan.resources import disk_bytes, memory_bytes
+from quantkit.plan.resources import Workers, disk_bytes
 from quantkit.recipe import recipe_document
 from quantkit.verify.report import Finding, VerifyReport
 from quantkit.weights.inspection import InspectReport
 
 
-def plan_document(plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int) -> dict[str, Any]:
+def plan_document(plan: Plan, tp: Sequence[TpVerdict], workers: Workers) -> dict[str, Any]:
     """Decisions, exact bytes, needs, legal tensor-parallel sizes and warnings."""
     largest = max(plan.shards, key=lambda shard: shard.file_bytes)
     return {
@@ -37,7 +37,7 @@ def plan_document(plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int) -> dict
             "num_shards": len(plan.shards),
             "largest_shard": {"name": largest.name, "bytes": largest.file_bytes},
         },
-        "needs": {"disk_bytes": disk_bytes(plan), "memory_bytes": memory_bytes(num_jobs)},
+        "needs": {"disk_bytes": disk_bytes(plan), "memory_bytes": workers.memory_bytes(plan)},
         "parts": [
             {
                 "role": part.role.value,
@@ -94,6 +94,7 @@ def convert_document(report: ConvertReport, published: PublishReport | None) -> 
         "limits": None if report.plan.partial is None else report.plan.partial.document(),
         "warnings": list(report.plan.warnings),
         "seconds": report.seconds,
+        "earlier_bytes": report.earlier_bytes,
         "encoded_bytes": report.encoded_bytes,
         "encode_cpu_seconds": report.encode_seconds,
         "published": None if published is None else asdict(published),

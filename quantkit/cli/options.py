@@ -128,6 +128,13 @@ def check_to(target: str | None) -> None:
         raise UsageError(f"unknown target {target!r}", remedy=f"known: {', '.join(TARGETS)}")
 
 
+def spool_bytes(spool_gib: float | None) -> int:
+    """Bytes of --spool-gib."""
+    from quantkit.convert.conversion import SPOOL_GIB
+
+    return int((SPOOL_GIB if spool_gib is None else spool_gib) * 2**30)
+
+
 def check_memory(max_memory: float | None) -> int | None:
     """Bytes of --max-memory. Raises UsageError for what is none."""
     if max_memory is None:
@@ -137,23 +144,31 @@ def check_memory(max_memory: float | None) -> int | None:
     return int(max_memory * 2**30)
 
 
-def check_executor(executor: str, *, ray_address: str | None, rank: int | None, finalize: bool) -> None:
+def check_executor(
+    executor: str, *, ray_address: str | None, is_shared: bool, jobs: int | None, max_memory: float | None
+) -> None:
     """Raise UsageError for a way of execution that is not known, or that does not go with the other options."""
     if executor not in EXECUTORS:
         raise UsageError(f"--executor {executor} is not known", remedy=f"choose {', '.join(EXECUTORS)}")
     if executor != "ray" and ray_address is not None:
         raise UsageError("--ray-address is an option of --executor ray", remedy="add --executor ray")
-    if executor == "ray" and (rank is not None or finalize):
+    if executor == "ray" and is_shared:
         raise UsageError("Ray shares the work itself", remedy="leave --rank, --world-size and --finalize out")
+    if executor == "ray" and (jobs is not None or max_memory is not None):
+        raise UsageError(
+            "every node of a Ray cluster uses the cores that Ray has of it, as its memory allows",
+            remedy="leave --jobs and --max-memory out; `ray start --num-cpus` bounds a node",
+        )
 
 
-def check_device(device: str, *, executor: str, finalize: bool) -> None:
-    """Raise UsageError for a device that is not here; a cluster's nodes look for it themselves."""
-    from quantkit.transcode import CPU, choose_kernels
+def check_device(device: str, *, executor: str, finalize: bool, dry_run: bool) -> None:
+    """Raise UsageError for a device that is none, or not here; a cluster's nodes look for it themselves."""
+    from quantkit.transcode import CPU, choose_kernels, device_names
 
+    device_names(device)
     if finalize and device != CPU:
         raise UsageError("--finalize computes nothing", remedy="leave --device out")
-    if executor == "local":
+    if executor == "local" and not dry_run:
         choose_kernels(device)
 
 

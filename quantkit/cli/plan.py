@@ -29,6 +29,7 @@ def plan(
     allow_unmatched: opt.AllowUnmatchedOption = False,
     allow_incomplete: opt.AllowIncompleteOption = False,
     jobs: opt.JobsOption = None,
+    spool_gib: opt.SpoolOption = None,
     as_json: opt.JsonOption = False,
     output: opt.RoomOption = None,
     summary: opt.SummaryOption = None,
@@ -41,7 +42,7 @@ def plan(
     from quantkit.cli.planning import PlanRequest, check_room, plan_request, tensor_parallel
     from quantkit.cli.show_plan import show_plan
     from quantkit.machine import available_cores
-    from quantkit.plan.resources import choose_jobs
+    from quantkit.plan.resources import Workers, choose_jobs
 
     request = PlanRequest(
         source=source,
@@ -59,6 +60,7 @@ def plan(
     resolved, made = plan_request(request)
     num_jobs = jobs or available_cores()
     if output is not None:
-        choose_jobs(jobs, None)
-        check_room(resolved, made, output, num_jobs=num_jobs)
-    show_plan(made, tensor_parallel(resolved, made), num_jobs=num_jobs, as_json=as_json, summary=summary)
+        num_jobs = choose_jobs(jobs, None)
+        check_room(resolved, made, output, spool_bytes=opt.spool_bytes(spool_gib))
+    workers = Workers(num_jobs=num_jobs)
+    show_plan(made, tensor_parallel(resolved, made), workers, as_json=as_json, summary=summary)

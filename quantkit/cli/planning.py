@@ -60,7 +60,7 @@ def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
     return resolved, plan if request.limits is None else limited(plan, request.limits)
 
 
-def check_room(resolved: ResolvedSource, plan: Plan, target: Path, *, num_jobs: int) -> None:
+def check_room(resolved: ResolvedSource, plan: Plan, target: Path, *, spool_bytes: int) -> None:
     """Raise ResourceError where the disk of ``target`` has no room for what is not made yet.
 
     As ``convert`` finds it out, but before anything is hashed: what a journal names counts as made.
@@ -76,7 +76,9 @@ def check_room(resolved: ResolvedSource, plan: Plan, target: Path, *, num_jobs: 
     names = {shard.name for shard in plan.shards} - done.outputs.keys()
     half_made = sum(path.stat().st_size for name in names if (path := partial / name).is_file())
     everything = frozenset(source.name for source in plan.checkpoint.shards)
-    conversion = Conversion(plan=plan, target=target, num_jobs=num_jobs, repository=resolved.repository)
+    conversion = Conversion(
+        plan=plan, target=target, num_jobs=1, repository=resolved.repository, spool_bytes=spool_bytes
+    )
     check_resources(conversion, everything, done, reclaimed_bytes=half_made)
 
 

@@ -9,14 +9,14 @@ from quantkit.cli.summary_file import add_summary
 from quantkit.engines.tensor_parallel import TpVerdict
 from quantkit.machine import bytes_text
 from quantkit.plan.plan import Plan
-from quantkit.plan.resources import disk_bytes, memory_bytes
+from quantkit.plan.resources import Workers, disk_bytes
 
 
 def show_plan(
-    plan: Plan, tp: Sequence[TpVerdict], *, num_jobs: int, as_json: bool, summary: Path | None = None
+    plan: Plan, tp: Sequence[TpVerdict], workers: Workers, *, as_json: bool, summary: Path | None = None
 ) -> None:
     """Everything that the plan decided."""
-    document = documents.plan_document(plan, tp, num_jobs=num_jobs)
+    document = documents.plan_document(plan, tp, workers)
     add_summary(summary, document)
     if as_json:
         render.show_json(document)
@@ -27,7 +27,7 @@ def show_plan(
         ["rule", "action", "weights"],
         [[rule.rule, rule.action, render.count(rule.num_weights)] for rule in plan.rules],
     )
-    _show_totals(plan, num_jobs)
+    _show_totals(plan, workers)
     _show_tp(tp, plan.recipe.group_size)
     skipped = plan.checkpoint.sidecars.skipped
     render.show_notes("not copied", [f"{name}: {reason}" for name, reason in skipped if reason not in EXPECTED_SKIPS])
@@ -54,7 +54,7 @@ def _show_parts(plan: Plan) -> None:
     )
 
 
-def _show_totals(plan: Plan, num_jobs: int) -> None:
+def _show_totals(plan: Plan, workers: Workers) -> None:
     largest = max(plan.shards, key=lambda shard: shard.file_bytes)
     share = 100 * plan.int4_share
     source, size = plan.checkpoint, bytes_text(largest.file_bytes)
@@ -65,7 +65,7 @@ def _show_totals(plan: Plan, num_jobs: int) -> None:
         ["in INT4", f"{share:.1f}% of the elements", ""],
         ["largest shard", *(["not known from a config", "-"] if source.is_assumed else [largest.name, size])],
         ["disk needed", "", bytes_text(disk_bytes(plan))],
-        ["memory needed", f"{num_jobs} workers", bytes_text(memory_bytes(num_jobs))],
+        ["memory needed", f"{workers.num_jobs} workers", bytes_text(workers.memory_bytes(plan))],
     ]
     render.show_table("Totals", ["what", "", "size"], rows)
 

@@ -9,7 +9,7 @@ from quantkit.convert.convert import ConvertReport
 from quantkit.convert.publish import PublishReport
 from quantkit.convert.ranks import RankReport
 from quantkit.integrity.weight_errors import ClassError
-from quantkit.machine import bytes_text
+from quantkit.machine import bytes_text, speed_text
 from quantkit.verify.report import Finding, VerifyReport
 
 
@@ -58,11 +58,9 @@ def _show_new(report: ConvertReport) -> None:
     _show_findings(report.findings)
     render.show_notes("warning", plan.warnings)
     source_bytes = plan.checkpoint.num_bytes
-    rate = (source_bytes - report.earlier_bytes) / max(report.seconds, 1e-9) / 1e6
-    earlier = f", {bytes_text(report.earlier_bytes)} of it before this run" if report.earlier_bytes else ""
     render.show_line(
         f"{report.output}: {bytes_text(source_bytes)} -> {bytes_text(plan.tensor_bytes)} in {report.seconds:.1f} s "
-        f"({rate:.0f} MB/s{earlier}), verified and in place"
+        f"({speed_text(source_bytes, report.earlier_bytes, report.seconds)}), verified and in place"
     )
 
 

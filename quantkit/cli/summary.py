@@ -5,7 +5,7 @@ from typing import Any
 
 from quantkit.cli.markdown import bullets, code, escaped, table
 from quantkit.cli.memory_summary import memory_summary
-from quantkit.machine import bytes_text
+from quantkit.machine import bytes_text, speed_text
 
 Document = Mapping[str, Any]
 
@@ -68,11 +68,13 @@ def convert_summary(document: Document) -> list[str]:
             f"Rank {document['rank']} of {document['world_size']}: {_count(document['num_shards'])} shards with "
             f"{_count(document['num_tensors'])} tensors are done in {code(document['partial'])}",
         ]
-    rate = document["source_bytes"] / max(document["seconds"], 1e-9) / 1e6
+    speed = speed_text(document["source_bytes"], document["earlier_bytes"], document["seconds"])
+    published = document["published"]
     return [
         f"{code(document['output'])}: {_count(document['num_tensors'])} tensors, "
         f"{bytes_text(document['source_bytes'])} to {bytes_text(document['tensor_bytes'])} in "
-        f"{document['seconds']:.1f} s ({rate:.0f} MB/s), verified",
+        f"{document['seconds']:.1f} s ({speed}), verified",
+        *([] if published is None else [f"Published: {code(published['url'])}"]),
         *_errors(document),
         *_findings(document["findings"]),
         *bullets("Warnings", document["warnings"]),

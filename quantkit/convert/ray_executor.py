@@ -24,16 +24,19 @@ from quantkit.convert.execution import Execution
 from quantkit.convert.journal import Entries, Journal, OutputEntry, SourceEntry
 from quantkit.convert.local import Share, execute
 from quantkit.errors import QuantkitError, ResourceError, UsageError
+from quantkit.machine import available_memory_bytes
 from quantkit.plan.plan import Plan
+from quantkit.plan.resources import choose_jobs
 from quantkit.plan.tasks import task_bytes_of
 from quantkit.threads import Stage
-from quantkit.transcode import CPU
+from quantkit.transcode import ALL_GPUS, CPU, device_names
 
 _SHARDS_PER_NODE = 2  # one is made while another is fetched, flushed or hashed
 _LOOK_SECONDS = 5.0  # for nodes that have come
 _MOST_LOSSES = 5  # of one shard: then it is the shard that kills them
 _ATTEMPTS_NAME = "ray"
 _ANSWER_SECONDS = 10
+_BEGIN_SECONDS = 120
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,7 +61,14 @@ class NodeWorker:
     """What runs on a node, as an actor."""
 
     def __init__(self, conversion: Conversion, work: str) -> None:
-        self.conversion, self.work = conversion, Path(work)
+        # several shards are in work at once, and share the memory that is free here
+        free = available_memory_bytes()
+        share = None if free is None else free // _SHARDS_PER_NODE
+        num_jobs = min(conversion.num_jobs, choose_jobs(None, share, device=conversion.device))
+        self.conversion, self.work = replace(conversion, num_jobs=num_jobs), Path(work)
+
+    def answer(self) -> None:
+        """Nothing: what answers has begun."""
 
     def make(self, name: str, attempt: str) -> MadeShard:
         """Make one shard in the folder of an attempt."""
@@ -73,6 +83,14 @@ class NodeWorker:
         execution = execute(plan, share, num_jobs=self.conversion.num_jobs, device=self.conversion.device)
         made.encode_seconds, made.encoded_bytes = execution.encode_seconds, execution.encoded_bytes
         return made
+
+
+def gpus_asked_for(device: str, num_there: int) -> int | None:
+    """GPUs of a node that an actor asks for, since Ray hides the others from it; None where it has too few."""
+    if device == CPU:
+        return 0
+    wanted = max(num_there, 1) if device == ALL_GPUS else len(device_names(device))
+    return wanted if wanted <= num_there else None
 
 
 def attempt_folder(work: Path, name: str, attempt: str) -> Path:
@@ -128,6 +146,7 @@ class _Run:
     driver: str = field(default_factory=lambda: uuid.uuid4().hex)
     running: dict[Any, tuple[str, str, str]] = field(default_factory=dict)  # a call's node, shard and attempt
     losses: dict[str, int] = field(default_factory=dict)
+    has_begun: bool = False
 
     def execute(self) -> Execution:
         self.execution.restore(self.done)
@@ -173,11 +192,10 @@ class _Run:
         for gone in self.nodes.keys() - alive.keys():
             del self.nodes[gone]
         for node_id, node in alive.items():
-            if node_id in self.nodes:
+            num_gpus = gpus_asked_for(self.conversion.device, int(node["Resources"].get("GPU", 0)))
+            if node_id in self.nodes or num_gpus is None:
                 continue
             cores = int(node["Resources"]["CPU"])
-            # Ray hides from an actor the GPUs that it has not asked for
-            num_gpus = 0 if self.conversion.device == CPU else int(node["Resources"].get("GPU", 0))
             conversion = replace(self.conversion, num_jobs=cores, report_progress=_no_progress)
             worker = ray.remote(NodeWorker).options(
                 num_cpus=cores,
@@ -187,8 +205,21 @@ class _Run:
             )
             self.nodes[node_id] = worker.remote(conversion, str(self.output.work))
         if not self.nodes:
+            what = "cores" if self.conversion.device == CPU else f"what --device {self.conversion.device} asks for"
             raise ResourceError(
-                "no node of the Ray cluster has cores left", remedy="start nodes, then run the same command again"
+                f"no node of the Ray cluster has {what}", remedy="start nodes, then run the same command again"
+            )
+        self._await_first()
+
+    def _await_first(self) -> None:
+        """Actors wait for cores that others hold, without a word: somebody must begin."""
+        if not self.has_begun:
+            calls = [actor.answer.remote() for actor in self.nodes.values()]
+            self.has_begun = bool(ray.wait(calls, num_returns=1, timeout=_BEGIN_SECONDS)[0])
+        if not self.has_begun:
+            raise ResourceError(
+                f"no node of the Ray cluster has begun within {_BEGIN_SECONDS} s: its cores or GPUs are in use",
+                remedy="see `ray status`; end what holds them, then run the same command again",
             )
 
     def _free_nodes(self) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """Disk and memory that a plan needs."""
 
+from dataclasses import dataclass
+
 from quantkit.errors import ResourceError
 from quantkit.machine import available_cores, available_memory_bytes, bytes_text
 from quantkit.plan.plan import Plan
@@ -7,6 +9,7 @@ from quantkit.transcode import CPU
 
 BASE_BYTES = 300 << 20  # interpreter, numpy, numba and the compiled kernels
 GPU_BASE_BYTES = 3 << 30  # torch and its contexts; an estimate, not measured
+TENSOR_BYTES = 1200  # of the plan, for each tensor of the source
 WORKER_BYTES = 96 << 20  # one task: source rows, decoded rows, packed words, a hash buffer
 _DOCUMENT_BYTES = 1 << 20  # config, card and the manifest's fixed part
 
@@ -18,9 +21,23 @@ def disk_bytes(plan: Plan) -> int:
     return sum(shard.file_bytes for shard in plan.shards) + sidecars + names + _DOCUMENT_BYTES
 
 
-def memory_bytes(num_jobs: int, *, device: str = CPU) -> int:
-    """Resident memory of a conversion: it does not depend on the checkpoint or its shards."""
-    return BASE_BYTES + (0 if device == CPU else GPU_BASE_BYTES) + num_jobs * WORKER_BYTES
+def memory_bytes(num_jobs: int, *, num_tensors: int = 0, device: str = CPU) -> int:
+    """Resident memory of a conversion: of the checkpoint only the number of tensors counts, for the plan itself."""
+    base = BASE_BYTES + (0 if device == CPU else GPU_BASE_BYTES)
+    return base + num_tensors * TENSOR_BYTES + num_jobs * WORKER_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """Threads, and what they compute with."""
+
+    num_jobs: int
+    device: str = CPU
+
+    def memory_bytes(self, plan: Plan) -> int:
+        """What a conversion of ``plan`` needs with them."""
+        num_tensors = len(plan.checkpoint.tensors)
+        return memory_bytes(self.num_jobs, num_tensors=num_tensors, device=self.device)
 
 
 def choose_jobs(num_jobs: int | None, max_memory_bytes: int | None, *, device: str = CPU) -> int:

@@ -1,19 +1,22 @@
 """Rows of stored source parts -> rows of stored output parts; the one place that chooses what computes them."""
 
-from quantkit.transcode.devices import CPU, ChooseKernels, choose_kernels
+from quantkit.transcode.devices import ALL_GPUS, CPU, ON_GPU, ChooseKernels, choose_kernels, device_names
 from quantkit.transcode.kernels import COMPOSED, FUSED_CPU, Kernels, Quantized, kernels_for
 from quantkit.transcode.rows import Rows, check_copied, read_rows
 
 __all__ = [
+    "ALL_GPUS",
     "COMPOSED",
     "CPU",
     "FUSED_CPU",
+    "ON_GPU",
     "ChooseKernels",
     "Kernels",
     "Quantized",
     "Rows",
     "check_copied",
     "choose_kernels",
+    "device_names",
     "kernels_for",
     "read_rows",
 ]

@@ -5,6 +5,7 @@ computes and a third writes.
 """
 
 import itertools
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.errors import ResourceError, UsageError
 from quantkit.layouts.layout import Layout
@@ -23,9 +23,9 @@ from quantkit.transcode.rows import Rows
 from quantkit.weights.weight import Weight
 
 if TYPE_CHECKING:
-    from quantkit_kernels.staging import HostSource, Stage
+    from quantkit_kernels.staging import HostSource, Lane
 
-CPU = "cpu"
+CPU, ALL_GPUS = "cpu", "cuda:all"
 
 
 class RowKernels(Protocol):
@@ -43,65 +43,88 @@ class RowKernels(Protocol):
 ChooseKernels = Callable[[Weight, Layout], RowKernels]
 
 
+def device_names(device: str) -> tuple[str, ...]:
+    """The GPUs that a text names, none for ``cpu``; of ``cuda:all`` only that word. Raises UsageError for no device."""
+    if device == CPU:
+        return ()
+    if device == ALL_GPUS:
+        return (ALL_GPUS,)
+    names = tuple("cuda:0" if name == "cuda" else name for name in device.split(","))
+    for name in names:
+        if re.fullmatch("cuda:[0-9]{1,4}", name) is None:
+            raise UsageError(f"--device {device}: {name!r} is no GPU", remedy="write cuda, cuda:0,cuda:1 or cuda:all")
+    if len(set(names)) < len(names):
+        raise UsageError(f"--device {device}: a GPU is named twice", remedy="name each once")
+    return names
+
+
 def choose_kernels(device: str) -> ChooseKernels:
     """``cpu``, ``cuda``, ``cuda:N``, several of these with commas, or ``cuda:all``; for every weight its kernels.
 
     Raises UsageError for a device that is not here, or where torch and Triton are not installed.
     """
-    if device == CPU:
+    names = device_names(device)
+    if not names:
         return kernels_for
     try:
-        from quantkit_kernels.staging import Stage, find_devices
+        from quantkit_kernels.staging import Lane, count_gpus
     except ImportError as error:
         raise UsageError(
             f"--device {device} needs torch and Triton", remedy="pip install 'quantkit[kernels]'"
         ) from error
-    try:
-        names = find_devices(device)
-    except ValueError as error:
-        raise UsageError(f"--device {device}: {error}", remedy="name GPUs of this machine, or leave it out") from error
-    return Gpus(names, Stage).kernels_for
+    here = tuple(f"cuda:{index}" for index in range(count_gpus()))
+    names = here if names == (ALL_GPUS,) else names
+    missing = [name for name in names if name not in here]
+    if missing or not names:
+        raise UsageError(
+            f"--device {device}: torch sees {len(here) or 'no'} GPUs, {', '.join(missing) or 'so none'} is not here",
+            remedy="name GPUs of this machine, or leave --device out",
+        )
+    return Gpus(names, Lane).kernels_for
 
 
 @dataclass(slots=True)
 class Gpus:
-    """The GPUs that are used, and the stage that each thread has on one of them."""
+    """The GPUs that are used, and the lane that each thread has to one of them."""
 
     names: tuple[str, ...]
-    make_stage: "Callable[[str], Stage]"
-    _num_threads: "itertools.count[int]" = field(default_factory=itertools.count)
+    make_lane: "Callable[[str], Lane]"
+    _thread: "itertools.count[int]" = field(default_factory=itertools.count)
     _own: threading.local = field(default_factory=threading.local)
 
     def kernels_for(self, weight: Weight, layout: Layout) -> RowKernels:
         """What has no kernel on a GPU is done by the processor."""
-        if (weight.codec.name, layout.name) not in _ON_GPU:
+        source_of = ON_GPU.get((weight.codec.name, layout.name))
+        if source_of is None:
             return kernels_for(weight, layout)
-        return GpuKernels(stage=self._stage(), to_bf16=kernels_for(weight, layout).to_bf16)
+        return GpuKernels(lane=self.lane(), source_of=source_of, to_bf16=kernels_for(weight, layout).to_bf16)
 
-    def _stage(self) -> "Stage":
-        if not hasattr(self._own, "stage"):
-            self._own.stage = self.make_stage(self.names[next(self._num_threads) % len(self.names)])
-        stage: Stage = self._own.stage
-        return stage
+    def lane(self) -> "Lane":
+        """That of the calling thread; threads take the GPUs in turns, as they come."""
+        if not hasattr(self._own, "lane"):
+            self._own.lane = self.make_lane(self.names[next(self._thread) % len(self.names)])
+        lane: Lane = self._own.lane
+        return lane
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuKernels:
     """INT4 on a GPU; decoding to BF16 is bound by the disk and stays where it is."""
 
-    stage: "Stage"
+    lane: "Lane"
+    source_of: "Callable[[Rows], HostSource]"
     to_bf16: Callable[[Rows], NDArray[np.uint16]]
 
     def quantize(self, rows: Rows, scheme: Int4Group, _: Layout) -> Quantized:
-        """The arrays lie in the thread's buffers, until its next call. Raises ResourceError where memory ends."""
+        """The parts lie in the lane's buffers, until its next call. Raises ResourceError where memory ends."""
         started = time.thread_time()
         try:
-            made = self.stage.quantize(
-                _source(rows), group_size=scheme.group_size, scales=scheme.scales, signed=scheme.signed
+            made = self.lane.quantize(
+                self.source_of(rows), group_size=scheme.group_size, scales=scheme.scales, signed=scheme.signed
             )
         except MemoryError as error:
             raise ResourceError(
-                f"{self.stage.name} has no memory left", remedy="free it, or use another with --device"
+                f"{self.lane.name} has no memory left", remedy="free it, or use another with --device"
             ) from error
         return Quantized(
             stored={"packed": made.packed, "scale": made.scale},
@@ -110,11 +133,17 @@ class GpuKernels:
         )
 
 
-_ON_GPU = {("fp8_block", "compressed-tensors"), ("float_values", "compressed-tensors")}
+def _fp8_source(rows: Rows) -> "HostSource":
+    place = fp8_place(rows)
+    return rows.parts["codes"], rows.parts["scale"], place["block"], place["row_offset"]
 
 
-def _source(rows: Rows) -> "HostSource":
-    if isinstance(rows.weight.codec, Fp8Block):
-        place = fp8_place(rows)
-        return rows.parts["codes"], rows.parts["scale"], place["block"], place["row_offset"]
+def _float_source(rows: Rows) -> "HostSource":
     return kernel_values(rows), None, (1, 1), 0
+
+
+# (source codec, layout) -> what the GPU's kernel takes of rows; a test runs every key
+ON_GPU: "dict[tuple[str, str], Callable[[Rows], HostSource]]" = {
+    ("fp8_block", "compressed-tensors"): _fp8_source,
+    ("float_values", "compressed-tensors"): _float_source,
+}

@@ -14,6 +14,8 @@
 #   QUANTKIT_CONTEXT       tokens of a request, which must fit                [the model's, 32768 at most]
 #   QUANTKIT_CONCURRENCY   requests of that length at once, which must fit    [1]
 #   QUANTKIT_JOBS          worker threads                                     [the cores available]
+#   QUANTKIT_DEVICE        what quantizes: cpu, cuda, cuda:0,cuda:1, cuda:all [cpu]
+#   QUANTKIT_SPOOL_GIB     disk for shards that come from the hub             [40]
 #   QUANTKIT_SUMMARY       Markdown file that every step appends to           [$GITHUB_STEP_SUMMARY, where it is set]
 #   QUANTKIT_SMOKE_SHARDS  smoke run: this many shards only; such an output is marked and never published
 #   QUANTKIT_PUSH_TO       hub repository (org/name) that a verified output is uploaded to
@@ -73,9 +75,11 @@ if [ -n "$smoke" ] && [ -n "$push_to" ]; then
   refuse 'a smoke run is never published: leave QUANTKIT_PUSH_TO or QUANTKIT_SMOKE_SHARDS out'
 fi
 
-common=() jobs=() limits=() serving=()
+common=() jobs=() limits=() serving=() spool=() device=()
 if [ -n "$summary" ]; then common+=(--summary "$summary"); fi
 if [ -n "${QUANTKIT_JOBS:-}" ]; then jobs+=(--jobs "$QUANTKIT_JOBS"); fi
+if [ -n "${QUANTKIT_DEVICE:-}" ]; then device+=(--device "$QUANTKIT_DEVICE"); fi
+if [ -n "${QUANTKIT_SPOOL_GIB:-}" ]; then spool+=(--spool-gib "$QUANTKIT_SPOOL_GIB"); fi
 if [ -n "$smoke" ]; then limits+=(--limit-shards "$smoke"); fi
 if [ -n "${QUANTKIT_TP:-}" ]; then serving+=(--tp "$QUANTKIT_TP"); fi
 if [ -n "${QUANTKIT_GPU:-}" ]; then serving+=(--gpu "$QUANTKIT_GPU"); fi
@@ -90,7 +94,7 @@ if [ -n "${QUANTKIT_CONCURRENCY:-}" ]; then serving+=(--concurrency "$QUANTKIT_C
 # Of the whole checkpoint, by its headers alone. A smoke run needs less disk than that: convert itself looks there.
 room=(-o "$output")
 if [ -n "$smoke" ]; then room=(); fi
-step "plan $source" quantkit plan "$source" --to int4 "${room[@]}" "${jobs[@]}" "${common[@]}"
+step "plan $source" quantkit plan "$source" --to int4 "${room[@]}" "${spool[@]}" "${jobs[@]}" "${common[@]}"
 
 step "memory-plan of $source as INT4" quantkit memory-plan "$source" --to int4 "${serving[@]}" "${common[@]}"
 
@@ -111,7 +115,8 @@ if [ -f "$output/conversion.json" ]; then
   say "convert: $output is complete, from an earlier try"
 else
   step "convert $source to $output" \
-    quantkit convert "$source" --to int4 -o "$output" "${jobs[@]}" "${limits[@]}" "${common[@]}"
+    quantkit convert "$source" --to int4 -o "$output" "${jobs[@]}" "${device[@]}" "${spool[@]}" "${limits[@]}" \
+    "${common[@]}"
 fi
 
 # Every value is compared where the source is a directory. A source on the hub would be downloaded once more for that:

@@ -16,7 +16,7 @@ from quantkit.convert import ray_executor
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import convert_checkpoint
 from quantkit.convert.ray_executor import RayExecutor
-from quantkit.errors import SourceError, UsageError
+from quantkit.errors import ResourceError, SourceError, UsageError
 from tests.checkpoint.hub_server import REPOSITORY, serve
 from tests.convert.helpers import PROGRAM, convert, directory_bytes
 from tests.convert.plans import plan_of
@@ -110,10 +110,53 @@ def test_a_bad_source_is_the_same_error_and_finished_work_is_kept(tiny_checkpoin
     assert not (tmp_path / "out.partial" / WORK_NAME / "ray").exists()
 
 
-def test_nodes_look_for_the_device_themselves(source, cluster, tmp_path):
-    conversion = Conversion(plan=plan_of(source.directory), target=tmp_path / "out", num_jobs=1, device="cuda:4711")
-    with pytest.raises(UsageError, match="cuda:4711 is not here"):
+def test_only_nodes_with_gpus_work_where_gpus_are_asked_for(source, cluster, tmp_path):
+    """Ray takes our word for two GPUs of a node; torch, on that node alone, says that there is none."""
+    conversion = Conversion(plan=plan_of(source.directory), target=tmp_path / "out", num_jobs=1, device="cuda:all")
+    with pytest.raises(ResourceError, match="no node of the Ray cluster has what --device cuda:all asks for"):
         convert_checkpoint(conversion, RayExecutor(address=cluster.address))
+    node = cluster.add_node(**NODE, num_gpus=2)
+    try:
+        with pytest.raises(UsageError, match="torch sees no GPUs"):
+            convert_checkpoint(conversion, RayExecutor(address=cluster.address))
+    finally:
+        cluster.remove_node(node)
+
+
+@pytest.mark.parametrize(
+    ("device", "num_there", "asked"),
+    [
+        ("cpu", 0, 0),
+        ("cpu", 8, 0),
+        ("cuda", 8, 1),
+        ("cuda:0,cuda:3", 8, 2),
+        ("cuda:0,cuda:1", 1, None),
+        ("cuda:all", 8, 8),
+        ("cuda:all", 0, None),
+    ],
+)
+def test_an_actor_asks_for_the_gpus_that_it_uses(device, num_there, asked):
+    assert ray_executor.gpus_asked_for(device, num_there) == asked
+
+
+def test_a_cluster_whose_cores_are_taken_is_named(source, cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_executor, "_BEGIN_SECONDS", 2)
+
+    @ray.remote
+    class Holder:
+        def answer(self):
+            return True
+
+    if not ray.is_initialized():
+        ray.init(address=cluster.address, log_to_driver=False)
+    holders = [Holder.options(num_cpus=1).remote() for _ in range(int(ray.cluster_resources()["CPU"]))]
+    ray.get([holder.answer.remote() for holder in holders])
+    try:
+        with pytest.raises(ResourceError, match="no node of the Ray cluster has begun"):
+            by_ray(source, tmp_path / "out", cluster)
+    finally:
+        for holder in holders:
+            ray.kill(holder)
 
 
 def test_nodes_stream_from_the_hub(source, cluster, tmp_path):

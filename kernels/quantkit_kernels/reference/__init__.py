@@ -1,5 +1,6 @@
 """Plain torch twins of the serving kernels, with the same signatures: slow, and their specification."""
 
+from quantkit_kernels.reference.attention import gqa_decode, mla_decode
 from quantkit_kernels.reference.int4 import dequantize_int4, int4_gemm, int4_moe
 from quantkit_kernels.reference.kv_cache import (
     dequantize_index_keys,
@@ -15,8 +16,10 @@ __all__ = [
     "dequantize_int4",
     "dequantize_kv",
     "dequantize_kv_mla",
+    "gqa_decode",
     "int4_gemm",
     "int4_moe",
+    "mla_decode",
     "quantize_index_keys",
     "quantize_kv",
     "quantize_kv_mla",

@@ -15,6 +15,7 @@ _WRONG_PLACE = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
     *(errno.ENAMETOOLONG, errno.ELOOP),
 }
+_NO_HANDLES = {errno.EMFILE, errno.ENFILE}
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 _PIECE_BYTES = 1 << 30  # of one system call
@@ -29,6 +30,12 @@ def named_errors(path: Path) -> Iterator[None]:
         if error.errno in _WRONG_PLACE:
             raise UsageError(
                 f"cannot be written ({error.strerror})", file=path, remedy="choose another directory with -o"
+            ) from error
+        if error.errno in _NO_HANDLES:
+            raise ResourceError(
+                f"cannot be opened ({error.strerror})",
+                file=path,
+                remedy="raise the limit of open files (`ulimit -n`) or give fewer --jobs",
             ) from error
         raise ResourceError(
             f"cannot be written ({error.strerror})",

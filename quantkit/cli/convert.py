@@ -34,6 +34,7 @@ def convert(
     spool_gib: opt.SpoolOption = None,
     keep_source: opt.KeepSourceOption = False,
     resume: opt.ResumeOption = True,
+    accept_complete: opt.AcceptCompleteOption = False,
     rank: opt.RankOption = None,
     world_size: opt.WorldSizeOption = None,
     finalize: opt.FinalizeOption = False,
@@ -68,7 +69,7 @@ def convert(
     from quantkit.cli.show_results import show_conversion, show_rank
     from quantkit.convert.conversion import Conversion
     from quantkit.convert.convert import convert_checkpoint
-    from quantkit.convert.publish import PushTarget, prepare, publish_output
+    from quantkit.convert.publish import PushTarget, already_made, prepare, publish_output
     from quantkit.convert.ranks import convert_share
     from quantkit.convert.ranks import finalize as finalize_ranks
     from quantkit.plan.limits import Limits
@@ -99,7 +100,7 @@ def convert(
     opt.check_sharing(rank=rank, world_size=world_size, finalize=finalize, resume=resume)
     # nodes of a cluster choose for themselves
     num_jobs = 1 if executor == "ray" else choose_jobs(jobs, opt.check_memory(max_memory), device=device)
-    if output is not None and not (push_to and (output / MANIFEST_NAME).is_file()):
+    if output is not None and not ((push_to or accept_complete) and (output / MANIFEST_NAME).is_file()):
         check_target(output, Path(source) if source and Path(source).is_dir() else None)  # before anything is fetched
     resolved, made = plan_request(request)
     if dry_run:
@@ -125,7 +126,9 @@ def convert(
         if rank is not None:
             share = convert_share(conversion)
         else:
-            there = None if pushed_to is None else prepare(conversion, pushed_to)
+            there = (
+                prepare(conversion, pushed_to) if pushed_to else already_made(conversion) if accept_complete else None
+            )
             cluster = _ray(ray_address) if executor == "ray" else None
             report = there or (finalize_ranks(conversion) if finalize else convert_checkpoint(conversion, cluster))
     if rank is not None:

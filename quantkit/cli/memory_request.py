@@ -22,6 +22,8 @@ from quantkit.memory.serving import MemoryRequest
 from quantkit.memory.split import check_sizes
 from quantkit.recipe_files import recipe_summaries
 
+_MOST = 10**9  # tokens, requests
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions:
@@ -252,8 +254,11 @@ def _check_words(options: MemoryOptions) -> None:
         "--max-running-requests": options.max_running_requests,
     }
     for option, count in counts.items():
-        if count is not None and not 1 <= count <= 10**9:
-            raise UsageError(f"{option} {count} is no count", remedy="give a number from 1")
+        if count is not None and not 1 <= count <= _MOST:
+            raise UsageError(
+                f"{option} {count if count < 10**12 else f'{count:.3g}'} is no count",
+                remedy=f"give a number from 1 to {_MOST:,}",
+            )
     engine = _engine_of(options)
     if options.role not in (None, "both") and not RULES[engine].has_pool_roles:
         raise UsageError(f"--role is not known for {engine}", remedy="leave --role out")

@@ -63,6 +63,10 @@ ResumeOption = Annotated[
     bool,
     typer.Option("--resume/--no-resume", help="Go on from what an earlier run has finished, or throw it away."),
 ]
+AcceptCompleteOption = Annotated[
+    bool,
+    typer.Option("--accept-complete", help="Where OUTPUT is complete and of this very command, leave it and succeed."),
+]
 RankOption = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--rank", metavar="R", help="Make the share of rank R, from 0, of --world-size processes."),

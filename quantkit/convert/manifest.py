@@ -102,7 +102,7 @@ def recorded_errors(document: Mapping[str, Any]) -> tuple[ClassError, ...]:
 
 
 def differences(manifest: Manifest, conversion: Conversion) -> Iterator[str]:
-    """How a manifest's run was another one: recipe, version and source are compared.
+    """How a manifest's run was another one: recipe, version, source and limits are compared.
 
     A commit of the hub says what the source was; a directory is hashed.
     """
@@ -111,6 +111,7 @@ def differences(manifest: Manifest, conversion: Conversion) -> Iterator[str]:
         ("version of quantkit", there["tool"]["version"], __version__),
         ("recipe", manifest.recipe, recipe_document(plan.recipe)),
         ("family", there["family"], plan.family),
+        ("part of it", there.get("partial"), None if plan.partial is None else plan.partial.document()),
         *((f"source ({key})", source.get(key), conversion.provenance.get(key)) for key in ("hub_id", "commit")),
         (
             "source (its shards)",

@@ -81,7 +81,7 @@ def prepare(conversion: Conversion, target: PushTarget) -> ConvertReport | None:
     if conversion.plan.is_incomplete:
         _refuse_incomplete(conversion.target)
     _sign_in(target)
-    return _finished(conversion)
+    return already_made(conversion)
 
 
 def _sign_in(target: PushTarget) -> None:
@@ -100,8 +100,8 @@ def _sign_in(target: PushTarget) -> None:
         raise SourceError(f"{target.hub_id}: the token may only read", remedy=_STATUS[403][1])
 
 
-def _finished(conversion: Conversion) -> ConvertReport | None:
-    """The output of this very run, where the target holds it."""
+def already_made(conversion: Conversion) -> ConvertReport | None:
+    """The output of this very run, where the target holds it. Raises UsageError for that of another."""
     target = conversion.target
     finish_renaming(target)
     if target.is_symlink() or not (target / MANIFEST_NAME).is_file() or (target / WORK_NAME).exists():

@@ -61,12 +61,11 @@ step() {
   if [ -n "$signalled" ]; then exit "$signalled"; fi
 }
 
-# What the output says it is a part of, without blanks; nothing of a whole one.
-partial_of() { sed -n '/^  "partial": {/,/^  }/p' "$1/conversion.json" | tr -d ' \n'; }
-
 [ $# -eq 2 ] || refuse 'usage: convert-pipeline.sh SOURCE OUTPUT'
 source=$1 output=${2%/}
 [ -n "$source" ] && [ -n "$output" ] || refuse 'SOURCE and OUTPUT must not be empty'
+case $source in -*) refuse "SOURCE $source reads like an option: write ./$source" ;; esac
+case $output in -*) output=./$output ;; esac
 smoke=${QUANTKIT_SMOKE_SHARDS:-} push_to=${QUANTKIT_PUSH_TO:-} summary=${QUANTKIT_SUMMARY:-${GITHUB_STEP_SUMMARY:-}}
 if [ -n "$smoke" ] && ! [[ $smoke =~ ^[1-9][0-9]*$ ]]; then
   refuse "QUANTKIT_SMOKE_SHARDS is $smoke: give a number of shards, from 1"
@@ -98,26 +97,10 @@ step "plan $source" quantkit plan "$source" --to int4 "${room[@]}" "${spool[@]}"
 
 step "memory-plan of $source as INT4" quantkit memory-plan "$source" --to int4 "${serving[@]}" "${common[@]}"
 
-# A try that was killed behind its rename has left what is no output in OUTPUT: convert removes it, and says that OUTPUT
-# exists already.
-if [ -f "$output/conversion.json" ] && { [ -d "$output/.quantkit" ] || [ -d "$output/.quantkit.done" ]; }; then
-  quantkit convert "$source" --to int4 -o "$output" 2>/dev/null || true
-fi
-
-if [ -f "$output/conversion.json" ]; then
-  partial=$(partial_of "$output")
-  case "${smoke:-whole} $partial" in
-    'whole ' | "$smoke \"partial\":{\"limit_shards\":$smoke,\"layers\":null,"*) ;;
-    whole\ *) refuse "$output is the output of a smoke run: remove it, or give another OUTPUT" ;;
-    *' ') refuse "$output is a whole output: give the smoke run another OUTPUT" ;;
-    *) refuse "$output is the output of a smoke run of other shards or layers: remove it, or give another OUTPUT" ;;
-  esac
-  say "convert: $output is complete, from an earlier try"
-else
-  step "convert $source to $output" \
-    quantkit convert "$source" --to int4 -o "$output" "${jobs[@]}" "${device[@]}" "${spool[@]}" "${limits[@]}" \
-    "${common[@]}"
-fi
+# An output of this very command is left as it is; one of another source, recipe or smoke run is refused.
+step "convert $source to $output" \
+  quantkit convert "$source" --to int4 -o "$output" --accept-complete "${jobs[@]}" "${device[@]}" "${spool[@]}" \
+  "${limits[@]}" "${common[@]}"
 
 # Every value is compared where the source is a directory. A source on the hub would be downloaded once more for that:
 # convert has checked every shard of it as it came, so here the output's hashes, tensors and config are looked at.
@@ -130,7 +113,7 @@ if [ -z "$smoke" ]; then
   step "memory-plan of $output" quantkit memory-plan "$output" "${serving[@]}" "${common[@]}"
 fi
 
-# Needs a quantkit whose convert has the option --push-to: given an output that is complete, it only uploads.
+# Given an output that is complete, convert only uploads.
 if [ -n "$push_to" ]; then
   step "publish $output to $push_to" \
     quantkit convert "$source" --to int4 -o "$output" --push-to "$push_to" "${jobs[@]}" "${common[@]}"

@@ -130,8 +130,8 @@ def test_the_whole_way_and_again(pipeline, tiny_checkpoint, tmp_path):
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     again = pipeline.run(source, "out/")
     assert again.returncode == 0, again.stderr
-    assert "convert: out is complete, from an earlier try" in steps(again)
-    assert pipeline.calls() == ["plan", "memory-plan", "verify", "memory-plan"]
+    assert "out: is complete already, and an output of this very command" in again.stdout
+    assert pipeline.calls() == ["plan", "memory-plan", "convert", "verify", "memory-plan"]
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == times
 
 
@@ -226,12 +226,12 @@ def test_shards_that_are_made_need_no_room_again(pipeline, tiny_checkpoint, tmp_
     assert len(there) == 4  # three, and one that is half made: its room will be free
     needed = conversion.disk_bytes(plan) - sum(there.values())
     monkeypatch.setattr(conversion, "free_bytes", lambda _: needed)
-    planning.check_room(resolved, plan, tmp_path / "out", num_jobs=1)
+    planning.check_room(resolved, plan, tmp_path / "out", spool_bytes=1 << 30)
     monkeypatch.setattr(conversion, "free_bytes", lambda _: needed - 1)
     with pytest.raises(ResourceError, match="the output needs"):
-        planning.check_room(resolved, plan, tmp_path / "out", num_jobs=1)
+        planning.check_room(resolved, plan, tmp_path / "out", spool_bytes=1 << 30)
     with pytest.raises(ResourceError, match="the output needs"):
-        planning.check_room(resolved, plan, tmp_path / "other", num_jobs=1)
+        planning.check_room(resolved, plan, tmp_path / "other", spool_bytes=1 << 30)
 
 
 def test_other_failures_keep_their_exit_codes(pipeline, tiny_checkpoint, tmp_path):
@@ -275,16 +275,16 @@ def test_a_smoke_run_is_never_taken_for_a_whole_one(pipeline, tiny_checkpoint, t
     assert json.loads((tmp_path / "smoke" / "conversion.json").read_text())["partial"]["limit_shards"] == 1
     result = pipeline.run(source, "smoke")
     assert result.returncode == 2
-    assert "is the output of a smoke run" in steps(result)[-1]
+    assert "exists already, and was made with another part of it" in result.stderr
     before = directory_bytes(tmp_path / "smoke")
     result = pipeline.run(source, "smoke", QUANTKIT_SMOKE_SHARDS="2")
     assert result.returncode == 2
-    assert "is the output of a smoke run of other shards or layers" in steps(result)[-1]
+    assert "exists already, and was made with another part of it" in result.stderr
     assert directory_bytes(tmp_path / "smoke") == before
     convert(source, tmp_path / "whole")
     result = pipeline.run(source, "whole", **smoke)
     assert result.returncode == 2
-    assert "is a whole output" in steps(result)[-1]
+    assert "exists already, and was made with another part of it" in result.stderr
 
 
 def test_a_smoke_run_by_layers_is_none_by_shards(pipeline, tiny_checkpoint):
@@ -293,7 +293,35 @@ def test_a_smoke_run_by_layers_is_none_by_shards(pipeline, tiny_checkpoint):
     assert made.returncode == 0, made.stderr
     result = pipeline.run(source, "out", QUANTKIT_SMOKE_SHARDS="1")
     assert result.returncode == 2
-    assert "is the output of a smoke run of other shards or layers" in steps(result)[-1]
+    assert "exists already, and was made with another part of it" in result.stderr
+
+
+@pytest.mark.parametrize("change", ["source", "recipe", "version"])
+def test_an_output_of_something_else_is_not_taken_for_this_one(change, pipeline, tiny_checkpoint, tmp_path):
+    """A job whose SOURCE was changed, and whose OUTPUT was not."""
+    source = tiny_checkpoint().directory
+    made_of = tiny_checkpoint("other", seed=1).directory if change == "source" else source
+    convert(made_of, tmp_path / "out", **({"group_size": 64} if change == "recipe" else {}))
+    if change == "version":
+        manifest = json.loads((tmp_path / "out" / "conversion.json").read_text())
+        manifest["tool"]["version"] = "0.0.1"
+        (tmp_path / "out" / "conversion.json").write_text(json.dumps(manifest))
+    before = directory_bytes(tmp_path / "out")
+    result = pipeline.run(source, "out")
+    assert result.returncode == 2
+    assert "exists already, and was made" in result.stderr
+    assert directory_bytes(tmp_path / "out") == before
+
+
+def test_an_output_with_a_dash_before_it_is_a_name(pipeline, tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint().directory
+    result = pipeline.run(source, "-out1")
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "-out1" / "conversion.json").is_file()
+    result = pipeline.run("-source", "out2")
+    assert result.returncode == 2
+    assert "SOURCE -source reads like an option" in steps(result)[-1]
+    assert pipeline.calls()[-1] != "out2"
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "01", "two", "1 2", "*"])

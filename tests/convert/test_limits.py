@@ -1,5 +1,6 @@
 """What a conversion may use: memory, cores, file handles, and places on the disk."""
 
+import errno
 import os
 import resource
 import shutil
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from quantkit import machine
+from quantkit.checkpoint.disk import named_errors
 from quantkit.errors import ResourceError
 from quantkit.plan import resources
 from quantkit.plan.resources import BASE_BYTES, WORKER_BYTES, choose_jobs, memory_bytes
@@ -130,3 +132,16 @@ def test_a_source_is_only_read_and_nothing_else_is_written(tiny_checkpoint, tmp_
     assert {path: (path.stat().st_mtime_ns, path.stat().st_ctime_ns) for path in before} == before
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["out"]
     assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EMFILE, "raise the limit of open files (`ulimit -n`) or give fewer --jobs"),
+        (errno.ENOSPC, "free space or choose another disk"),
+    ],
+)
+def test_the_remedy_is_that_of_what_ran_out(number, words, tmp_path):
+    with pytest.raises(ResourceError) as caught, named_errors(tmp_path / "model.safetensors"):
+        raise OSError(number, os.strerror(number))
+    assert words in str(caught.value)

@@ -14,6 +14,7 @@ from quantkit_kernels.int4_gemm_jit import dequantize_kernel, gemm_kernel, merge
 from quantkit_kernels.launch import IS_INTERPRETED
 from quantkit_kernels.repack import TILE_COLS, check_int4
 from quantkit_kernels.tiles import GemmTile, gemm_tile
+from quantkit_kernels.tuned import gpu_name
 
 MAX_KERNEL_TOKENS = 128
 _DEQUANTIZE_ROWS = 64
@@ -40,7 +41,7 @@ def int4_gemm(
     if len(tokens) > MAX_KERNEL_TOKENS:
         out = tokens @ dequantize(*weight, num_cols=num_cols, group_size=group_size).mT
     else:
-        tile = gemm_tile(num_tokens=len(tokens), num_rows=num_rows, num_cols=num_cols)
+        tile = gemm_tile(num_tokens=len(tokens), num_rows=num_rows, num_cols=num_cols, gpu=gpu_name(x.device))
         out = run_gemm(tokens, *weight, group_size=group_size, tile=tile)
     return out.to(x.dtype).reshape(*x.shape[:-1], num_rows)
 

@@ -14,6 +14,7 @@ from quantkit_kernels.launch import IS_INTERPRETED
 from quantkit_kernels.moe_align import sort_by_expert
 from quantkit_kernels.repack import TILE_COLS, check_int4
 from quantkit_kernels.tiles import MoeTile, moe_tile
+from quantkit_kernels.tuned import gpu_name
 
 _COLUMNS = 1024  # of one program that only adds
 
@@ -46,7 +47,8 @@ def int4_moe(
     out = torch.empty((num_tokens, num_cols), dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
-    tile = moe_tile(num_tokens=num_tokens, top_k=top_k, num_experts=num_experts, width=width, num_cols=num_cols)
+    experts = (num_experts, width, num_cols)
+    tile = moe_tile(num_tokens=num_tokens, top_k=top_k, experts=experts, gpu=gpu_name(x.device))
     run_moe(
         out,
         x.to(torch.bfloat16).contiguous(),

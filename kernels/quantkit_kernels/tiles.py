@@ -1,6 +1,11 @@
-"""Which part of a product one program takes: a function of shapes alone, so that the same call gives the same bytes."""
+"""Which part of a product one program takes: by shapes and the GPU alone, so that a call gives the same bytes again.
+
+What was measured on this GPU comes first (``tuned.py``), then what bytes and processors of an H200 ask for.
+"""
 
 from dataclasses import dataclass
+
+from quantkit_kernels.tuned import tuned_tile
 
 _PROGRAMS = 264  # two for each processor of an H200
 _MIN_TILES_PER_SPLIT = 4  # of 128 columns: fewer do not fill the pipeline of loads
@@ -17,8 +22,11 @@ class GemmTile:
     num_stages: int = 4
 
 
-def gemm_tile(*, num_tokens: int, num_rows: int, num_cols: int) -> GemmTile:
+def gemm_tile(*, num_tokens: int, num_rows: int, num_cols: int, gpu: str = "") -> GemmTile:
     """As few splits as fill the GPU: each costs four bytes an output, written and read."""
+    tuned = tuned_tile("dense", (num_rows, num_cols), num_tokens=num_tokens, gpu=gpu, make=GemmTile)
+    if tuned is not None:
+        return tuned
     block_n = 128 if num_rows > 64 else 64
     block_m = next((size for size in (8, 16, 32) if num_tokens <= size), 64)
     num_programs = -(-num_rows // block_n) * -(-num_tokens // block_m)
@@ -46,8 +54,12 @@ _MOST_UNSORTED = 4  # tokens
 _PADDING = 2.5  # experts times block over pairs, from which on a smaller block wastes less
 
 
-def moe_tile(*, num_tokens: int, top_k: int, num_experts: int, width: int, num_cols: int) -> MoeTile:
-    """Small blocks while most experts have few tokens."""
+def moe_tile(*, num_tokens: int, top_k: int, experts: tuple[int, int, int], gpu: str = "") -> MoeTile:
+    """Small blocks while most experts have few tokens. ``experts``: their number, width, and columns of the input."""
+    tuned = tuned_tile("moe", experts, num_tokens=num_tokens, gpu=gpu, make=MoeTile)
+    if tuned is not None:
+        return tuned
+    num_experts, width, num_cols = experts
     num_pairs = num_tokens * top_k
     is_sorted = num_tokens > _MOST_UNSORTED
     block_m = 64

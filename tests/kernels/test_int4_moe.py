@@ -156,7 +156,7 @@ def test_pairs_are_sorted_by_expert(num_tokens, num_experts, top_k, block_m, dev
 
 
 def test_few_tokens_are_not_sorted_and_fill_the_gpu():
-    glm = {"top_k": 8, "num_experts": 256, "width": 256, "num_cols": 6144}
+    glm = {"top_k": 8, "experts": (256, 256, 6144)}
     one = moe_tile(num_tokens=1, **glm)
     assert (one.is_sorted, one.block_m, one.split_k) == (False, 8, 8)
     assert [moe_tile(num_tokens=number, **glm).block_m for number in (8, 64, 512, 4096)] == [8, 8, 32, 64]

@@ -33,7 +33,8 @@ def check(compiled, weights_per_step):
 @pytest.mark.parametrize("num_tokens", [1, 64, 512])
 @pytest.mark.parametrize(("model", "group_size"), [(GLM, 32), (KIMI, 32), (GLM, 128)], ids=["glm", "kimi", "glm-128"])
 def test_main_loops_keep_up_with_memory(model, group_size, num_tokens, tmp_path):
-    tile = moe_tile(num_tokens=num_tokens, top_k=8, width=256, **model)
+    experts = (model["num_experts"], 256, model["num_cols"])
+    tile = moe_tile(num_tokens=num_tokens, top_k=8, experts=experts)
     common = {
         "NUM_EXPERTS": model["num_experts"],
         "GROUP": group_size,

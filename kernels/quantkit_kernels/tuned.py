@@ -1,0 +1,58 @@
+"""Tiles that were measured on a GPU, by shape and number of tokens: read from a file, never made up here.
+
+``tuned/NAME.json`` holds ``{"gpu": name, "triton": version, "dense": {"ROWSxCOLS": {"TOKENS": tile}}, "moe":
+{"EXPERTSxWIDTHxCOLS": {"TOKENS": tile}}}``, where a tile has the fields of ``GemmTile`` or ``MoeTile`` and is meant for
+as many tokens or fewer. An unknown GPU, or shape, has none: what ``tiles.py`` computes holds.
+"""
+
+import json
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+TUNED = Path(__file__).parent / "tuned"
+KINDS = ("dense", "moe")
+Table = dict[str, dict[str, dict[int, dict[str, Any]]]]  # kind, shape, tokens
+Tile = TypeVar("Tile")
+
+
+def file_of(gpu: str) -> Path:
+    """Where the tiles of a GPU lie, by the name that torch has for it."""
+    return TUNED / f"{''.join(letter if letter.isalnum() else '-' for letter in gpu.lower())}.json"
+
+
+@cache
+def gpu_name(device: torch.device) -> str:
+    """As torch names it; nothing on the processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+@cache
+def table_of(gpu: str) -> Table:
+    """All tiles of a GPU. Raises ValueError for a file that is not what the module's docstring says."""
+    path = file_of(gpu)
+    if not gpu or not path.is_file():
+        return {kind: {} for kind in KINDS}
+    document = json.loads(path.read_text())
+    if document.get("gpu") != gpu or set(document) != {"gpu", "triton", *KINDS}:
+        raise ValueError(f"{path}: is no table of tiles for {gpu}")
+    return {
+        kind: {
+            shape: {int(tokens): tile for tokens, tile in sorted(of_shape.items(), key=lambda one: int(one[0]))}
+            for shape, of_shape in document[kind].items()
+        }
+        for kind in KINDS
+    }
+
+
+def tuned_tile(kind: str, shape: tuple[int, ...], *, num_tokens: int, gpu: str, make: type[Tile]) -> Tile | None:
+    """The tile for the least number of tokens that is not below ``num_tokens``, where one was measured."""
+    for tokens, tile in table_of(gpu)[kind].get("x".join(map(str, shape)), {}).items():
+        if num_tokens <= tokens:
+            if set(tile) != {field.name for field in fields(make)}:  # type: ignore[arg-type]
+                raise ValueError(f"{file_of(gpu)}: a tile of {kind} has the fields {sorted(tile)}")
+            return make(**tile)
+    return None

@@ -1,0 +1,175 @@
+"""What bench_kernels.py times: each case with its inputs, the bytes that it must move, and other ways of doing it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import torch
+from naive_w4a16 import naive_gemm
+from torch import Tensor
+
+from quantkit_kernels import int4_gemm, int4_moe, mla_decode, quantize_kv_mla, repack
+from quantkit_kernels.int4_gemm import dequantize
+from quantkit_kernels.requantize import Source, quantize
+
+GROUP = 32
+LEAST_BYTES = 300e6  # of weights that are used in turns
+SPARE_CALLS = 20  # calls with routing of their own
+
+
+@dataclass(frozen=True)
+class Case:
+    """``call`` and ``others`` take the number of the call, which chooses among inputs."""
+
+    name: str
+    num_bytes: int
+    call: Callable[[int], object]
+    others: dict[str, Callable[[int], object]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of GLM-5.2 and Kimi-K2 on eight GPUs; ``small`` for a look at whether everything runs."""
+
+    dense: tuple[tuple[int, int], ...] = ((16384, 8192), (6144, 16384))  # rows, columns: 64 and 48 MB packed
+    moe: tuple[tuple[str, int, int, int], ...] = (("glm-5.2", 256, 6144, 256), ("kimi-k2", 384, 7168, 256))
+    contexts: tuple[int, ...] = (8192, 32768)
+    sequences: tuple[int, ...] = (1, 8, 32, 64)
+    heads: tuple[int, ...] = (8, 16)
+    requantized: tuple[int, int] = (8192, 16384)
+    least_bytes: float = LEAST_BYTES
+
+    @staticmethod
+    def small() -> "Sizes":
+        return Sizes(
+            dense=((64, 256),),
+            moe=(("small", 4, 128, 64),),
+            contexts=(128,),
+            sequences=(2,),
+            heads=(8,),
+            requantized=(4, 128),
+            least_bytes=1,
+        )
+
+
+def cases_of(kinds: list[str], tokens: list[int], sizes: Sizes, device: str) -> Iterator[Case]:
+    """Every case of the kinds, one after the other: only one has its inputs in memory."""
+    if "dense" in kinds:
+        for (num_rows, num_cols), num_tokens in product(sizes.dense, tokens):
+            yield dense_case(num_rows, num_cols, num_tokens, sizes, device)
+    if "moe" in kinds:
+        for model, num_tokens in product(sizes.moe, tokens):
+            yield moe_case(model, num_tokens, sizes, device)
+    if "store" in kinds:
+        for layout, num_tokens in product(("flat576", "dsa656"), tokens):
+            yield store_case(layout, num_tokens, device)
+    if "mla" in kinds:
+        yield from mla_cases(sizes, device)
+    if "requantize" in kinds:
+        for scales in ("absmax", "search"):
+            yield requantize_case(scales, sizes, device)
+
+
+def random_int4(shape: tuple[int, ...], device: str) -> tuple[Tensor, Tensor]:
+    """Random codes, scales of both signs, as a checkpoint stores them."""
+    words = torch.randint(-(2**31), 2**31 - 1, (*shape[:-1], shape[-1] // 8), dtype=torch.int32, device=device)
+    scale = torch.randn((*shape[:-1], shape[-1] // GROUP), device=device).to(torch.bfloat16) / 100
+    return words, scale
+
+
+def int4_bytes(num_weights: int) -> int:
+    return num_weights // 2 + 2 * num_weights // GROUP
+
+
+def dense_case(num_rows: int, num_cols: int, num_tokens: int, sizes: Sizes, device: str) -> Case:
+    num_sets = max(1, -(-int(sizes.least_bytes) // int4_bytes(num_rows * num_cols)))
+    stored = [random_int4((num_rows, num_cols), device) for _ in range(num_sets)]
+    tiles = [repack(*one, group_size=GROUP) for one in stored]
+    plain = [dequantize(*one, num_cols=num_cols, group_size=GROUP) for one in tiles]
+    x = torch.randn((num_tokens, num_cols), device=device).to(torch.bfloat16)
+
+    def by_library(i: int) -> Tensor:
+        return x @ dequantize(*tiles[i % num_sets], num_cols=num_cols, group_size=GROUP).mT
+
+    return Case(
+        name=f"dense {num_rows} x {num_cols}, M {num_tokens}",
+        num_bytes=int4_bytes(num_rows * num_cols) + 2 * num_tokens * (num_rows + num_cols),
+        call=lambda i: int4_gemm(x, *tiles[i % num_sets], group_size=GROUP),
+        others={
+            "BF16": lambda i: x @ plain[i % num_sets].mT,
+            "decode, then BF16": by_library,
+            "usual Triton": lambda i: naive_gemm(x, *stored[i % num_sets], group_size=GROUP),
+        },
+    )
+
+
+def moe_case(model: tuple[str, int, int, int], num_tokens: int, sizes: Sizes, device: str) -> Case:
+    name, num_experts, num_cols, width = model
+    one_layer = int4_bytes(num_experts * 3 * num_cols * width)
+    num_sets = max(2 if num_experts > 8 else 1, -(-int(sizes.least_bytes) // one_layer))
+    layers: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    for _ in range(num_sets):
+        gate_up = repack(*random_int4((num_experts, 2 * width, num_cols), device), group_size=GROUP)
+        down = repack(*random_int4((num_experts, num_cols, width), device), group_size=GROUP)
+        layers.append((*gate_up, *down))
+    top_k = min(8, num_experts)
+    x = torch.randn((num_tokens, num_cols), device=device).to(torch.bfloat16)
+    chances = torch.rand((SPARE_CALLS, num_tokens, num_experts), device=device)
+    weights, ids = chances.topk(top_k, dim=-1)
+    chosen = sum(len(one.unique()) for one in ids) / SPARE_CALLS
+    return Case(
+        name=f"experts of {name}, M {num_tokens}",
+        num_bytes=int(int4_bytes(3 * num_cols * width) * chosen) + 4 * num_tokens * num_cols,
+        call=lambda i: int4_moe(
+            x, *layers[i % num_sets], weights[i % SPARE_CALLS], ids[i % SPARE_CALLS], group_size=GROUP
+        ),
+    )
+
+
+def store_case(layout: Any, num_tokens: int, device: str) -> Case:
+    latent = torch.randn((num_tokens, 512), device=device).to(torch.bfloat16)
+    rope = torch.randn((num_tokens, 64), device=device).to(torch.bfloat16)
+    row_bytes = {"flat576": 576, "dsa656": 656}[layout]
+    cache = torch.zeros((max(num_tokens, 64) * 4, row_bytes), dtype=torch.uint8, device=device)
+    slots = torch.randperm(len(cache), device=device)[:num_tokens]
+    return Case(
+        name=f"store {layout}, {num_tokens} tokens",
+        num_bytes=num_tokens * (1152 + row_bytes),
+        call=lambda _: quantize_kv_mla(latent, rope, slots, cache, layout=layout),
+    )
+
+
+def mla_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    page_size = 64
+    for context, num_seqs, num_heads in product(sizes.contexts, sizes.sequences, sizes.heads):
+        calls = {}
+        for layout, row_bytes in (("bf16", 1152), ("flat576", 576), ("dsa656", 656)):
+            num_pages = num_seqs * context // page_size
+            cache = torch.zeros((num_pages, page_size, row_bytes), dtype=torch.uint8, device=device)
+            pages = torch.randperm(num_pages, device=device).to(torch.int32).reshape(num_seqs, -1)
+            q = torch.randn((num_seqs, num_heads, 576), device=device).to(torch.bfloat16)
+            lengths = torch.full((num_seqs,), context, dtype=torch.int32, device=device)
+            calls[layout] = _decode_call(q, cache, pages, lengths, layout)
+        for layout, row_bytes in (("bf16", 1152), ("flat576", 576), ("dsa656", 656)):
+            yield Case(
+                name=f"decode {layout}, {num_seqs} x {context}, {num_heads} heads",
+                num_bytes=num_seqs * context * row_bytes,
+                call=calls[layout],
+                others={} if layout == "bf16" else {"BF16 rows": calls["bf16"]},
+            )
+
+
+def _decode_call(q: Tensor, cache: Tensor, pages: Tensor, lengths: Tensor, layout: Any) -> Callable[[int], object]:
+    return lambda _: mla_decode(q, cache, pages, lengths, softmax_scale=0.06, layout=layout)
+
+
+def requantize_case(scales: Any, sizes: Sizes, device: str) -> Case:
+    num_rows, num_cols = sizes.requantized
+    codes = torch.randint(0, 0x7F, (num_rows, num_cols), dtype=torch.uint8, device=device)
+    source = Source(codes, torch.ones((-(-num_rows // 128), -(-num_cols // 128)), device=device))
+    return Case(
+        name=f"requantize {num_rows} x {num_cols}, {scales}",
+        num_bytes=num_rows * num_cols + int4_bytes(num_rows * num_cols),
+        call=lambda _: quantize(source, group_size=GROUP, scales=scales, signed=True),
+    )

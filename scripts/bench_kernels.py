@@ -1,0 +1,109 @@
+#!/usr/bin/env python
+"""Times the kernels on a GPU: microseconds, bytes, share of the measured copy bandwidth, ratios to other ways.
+
+Every figure is the median of five replays of a CUDA graph of twenty calls, over weights of at least 300 MB in turns and
+fresh random routing for each call, so that nothing is read from the cache that a server would not find there. Shapes
+are those of GLM-5.2 and Kimi-K2 on eight GPUs. ``--once`` runs every case of small shapes once and times nothing.
+
+    scripts/bench_kernels.py [--only dense,moe,store,mla,requantize] [--tokens 1,2,4] [--once]
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import triton
+
+sys.path.insert(0, str(Path(__file__).parent))
+from bench_cases import Case, Sizes, cases_of
+
+CALLS, REPLAYS = 20, 5
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 4096)
+KINDS = ("dense", "moe", "store", "mla", "requantize")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """``microseconds`` a call; ``bytes_per_call`` is what has to be read and written at least."""
+
+    case: Case
+    microseconds: float
+    others: dict[str, float]
+
+
+def graph_microseconds(call: Callable[[int], object]) -> float:
+    """Median time of one call, in a graph of twenty; each is told its number."""
+    call(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for number in range(CALLS):
+            call(number)
+    times: list[float] = []
+    for _ in range(REPLAYS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / CALLS)
+    return statistics.median(times)
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second, read and written, of copies of half a gigabyte."""
+    buffers = [torch.empty(1 << 29, dtype=torch.uint8, device="cuda") for _ in range(4)]
+    microseconds = graph_microseconds(lambda i: buffers[i % 4].copy_(buffers[(i + 1) % 4]))
+    return 2 * (1 << 29) / microseconds * 1e6
+
+
+def time_case(case: Case) -> Timed:
+    """The kernel, and the other ways of doing the same."""
+    others = {name: graph_microseconds(call) for name, call in case.others.items()}
+    return Timed(case, graph_microseconds(case.call), others)
+
+
+def lines_of(timed: Timed, bandwidth: float) -> Iterator[str]:
+    """A row of the table."""
+    case, seconds = timed.case, timed.microseconds / 1e6
+    speed = case.num_bytes / seconds
+    ratios = ", ".join(
+        f"{name} {microseconds / timed.microseconds:.2f}x" for name, microseconds in timed.others.items()
+    )
+    yield (
+        f"| {case.name} | {timed.microseconds:.1f} | {case.num_bytes / 1e6:.1f} | {speed / 1e12:.2f} | "
+        f"{100 * speed / bandwidth:.0f} % | {ratios} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(KINDS), help="kinds, with commas")
+    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
+    parser.add_argument("--once", action="store_true", help="run small shapes once, time nothing")
+    options = parser.parse_args()
+    tokens = [int(one) for one in options.tokens.split(",")]
+    if options.once:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        for case in cases_of(options.only.split(","), [1, 5], Sizes.small(), device):
+            for call in (case.call, *case.others.values()):
+                call(0)
+            print(f"{case.name}: ran, {case.num_bytes:,} bytes")
+        return
+    if not torch.cuda.is_available():
+        sys.exit("torch sees no GPU; --once runs every case in Triton's interpreter (TRITON_INTERPRET=1)")
+    bandwidth = copy_bandwidth()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}, SM clock ", end="")
+    print(f"{torch.cuda.clock_rate()} MHz, copies at {bandwidth / 1e12:.2f} TB/s\n")
+    print("| case | us | MB | TB/s | of the copies | others take |\n|---|---:|---:|---:|---:|---|")
+    for case in cases_of(options.only.split(","), tokens, Sizes(), "cuda"):
+        for line in lines_of(time_case(case), bandwidth):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

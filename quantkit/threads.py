@@ -4,14 +4,20 @@ Threads and not processes: the kernels release the GIL, so that one process with
 cores busy. What is in flight is bounded, so memory does not grow with the work.
 """
 
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event
+from types import FrameType
+from typing import Any
 
 Step = Callable[[], Callable[[], None]]  # runs in a worker; what it returns runs in the calling thread
 FETCHERS = "quantkit-fetch"  # how the names of threads begin that may wait for a network when all else has ended
+_LOOK_SECONDS = 0.25  # for a signal, while nothing ends
 _LAST_SECONDS = 2.0  # for those, to see that all ends
 _IN_FLIGHT_PER_JOB = 2
 _WAITING_FLUSHES = 8  # and one for each worker: a disk that is behind holds up what would open more files
@@ -80,29 +86,68 @@ def run_steps(
     workers = ThreadPoolExecutor(num_jobs, thread_name_prefix="quantkit")
     flusher = ThreadPoolExecutor(1, thread_name_prefix="quantkit-flush")
     fetchers = ThreadPoolExecutor(num_fetchers, thread_name_prefix=FETCHERS)
+    with _held_signals() as let_through:
+        try:
+            while True:
+                let_through()
+                is_behind = len(flushing) > num_jobs + _WAITING_FLUSHES
+                while len(working) < num_jobs * _IN_FLIGHT_PER_JOB and (
+                    step := more.next_work(with_feeds=not is_behind)
+                ):
+                    working.add(workers.submit(step))
+                while more.flush:
+                    flushing.add(flusher.submit(more.flush.popleft()))
+                while more.fetch:
+                    fetching.add(fetchers.submit(more.fetch.popleft()))
+                if not (working or flushing or fetching):
+                    break
+                done, _ = wait(working | flushing | fetching, timeout=_LOOK_SECONDS, return_when=FIRST_COMPLETED)
+                working -= done
+                flushing -= done
+                fetching -= done
+                for future in done:
+                    future.result()()
+        except BaseException:
+            more.stop.set()
+            fetchers.shutdown(wait=False, cancel_futures=True)
+            wait(flushing | fetching, timeout=_LAST_SECONDS)
+            raise
+        finally:
+            workers.shutdown(wait=True, cancel_futures=True)
+            flusher.shutdown(wait=True, cancel_futures=True)
+            fetchers.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _held_signals() -> Iterator[Callable[[], None]]:
+    """What would raise in the middle of anything waits for a call of the function that is yielded, or for the end.
+
+    An exception inside an executor's ``submit`` leaves its lock taken, and its threads wait for that for ever. A second
+    signal is not held: whoever sends it wants out at once.
+    """
+    pending: list[tuple[int, FrameType | None]] = []
+    handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        pending.append((number, frame))
+        if len(pending) > 1:
+            let_through()
+
+    def let_through() -> None:
+        if pending:
+            number, frame = pending[0]
+            pending.clear()
+            handlers[number](number, frame)
+
+    if threading.current_thread() is threading.main_thread():
+        for one in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(one)
+            if callable(handler):
+                handlers[one] = handler
+                signal.signal(one, hold)
     try:
-        while True:
-            is_behind = len(flushing) > num_jobs + _WAITING_FLUSHES
-            while len(working) < num_jobs * _IN_FLIGHT_PER_JOB and (step := more.next_work(with_feeds=not is_behind)):
-                working.add(workers.submit(step))
-            while more.flush:
-                flushing.add(flusher.submit(more.flush.popleft()))
-            while more.fetch:
-                fetching.add(fetchers.submit(more.fetch.popleft()))
-            if not (working or flushing or fetching):
-                break
-            done, _ = wait(working | flushing | fetching, return_when=FIRST_COMPLETED)
-            working -= done
-            flushing -= done
-            fetching -= done
-            for future in done:
-                future.result()()
-    except BaseException:
-        more.stop.set()
-        fetchers.shutdown(wait=False, cancel_futures=True)
-        wait(flushing | fetching, timeout=_LAST_SECONDS)
-        raise
+        yield let_through
     finally:
-        workers.shutdown(wait=True, cancel_futures=True)
-        flusher.shutdown(wait=True, cancel_futures=True)
-        fetchers.shutdown(wait=False, cancel_futures=True)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    let_through()

@@ -5,7 +5,9 @@ Every failure is a SourceError that names repository and revision, and says what
 
 import glob
 import logging
+import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,7 +75,10 @@ def parse_hub_id(text: str) -> tuple[str, str] | None:
 def fetch_snapshot(hub_id: str, revision: str) -> Snapshot:
     """All files of a repository but other weight formats. Raises SourceError with the remedy for every failure."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]  # exported late
 
+    if not sys.stderr.isatty() or os.environ.get("CI"):
+        disable_progress_bars()  # a log has no lines that are drawn over
     with _errors_said(f"{hub_id}@{revision}", _FETCH_AGAIN):
         directory = Path(snapshot_download(hub_id, revision=revision, ignore_patterns=_NEVER_FETCHED))
     return Snapshot(directory=directory, hub_id=hub_id, commit=directory.name)

@@ -11,6 +11,7 @@ from quantkit.errors import UsageError
 
 if TYPE_CHECKING:
     from quantkit.convert.conversion import Executor
+    from quantkit.convert.publish import PublishReport, PushTarget
 
 
 def register(app: typer.Typer) -> None:
@@ -69,7 +70,7 @@ def convert(
     from quantkit.cli.show_results import show_conversion, show_rank
     from quantkit.convert.conversion import Conversion
     from quantkit.convert.convert import convert_checkpoint
-    from quantkit.convert.publish import PushTarget, already_made, prepare, publish_output
+    from quantkit.convert.publish import PushTarget, already_made, check_push, prepare
     from quantkit.convert.ranks import convert_share
     from quantkit.convert.ranks import finalize as finalize_ranks
     from quantkit.plan.limits import Limits
@@ -103,12 +104,14 @@ def convert(
     if output is not None and not ((push_to or accept_complete) and (output / MANIFEST_NAME).is_file()):
         check_target(output, Path(source) if source and Path(source).is_dir() else None)  # before anything is fetched
     resolved, made = plan_request(request)
+    pushed_to = None if push_to is None else PushTarget(hub_id=push_to, is_public=public)
     if dry_run:
+        if pushed_to is not None:
+            check_push(pushed_to)
         workers = Workers(num_jobs=num_jobs, device=device)
         show_plan(made, tensor_parallel(resolved, made), workers, as_json=as_json, summary=summary)
         return
     target = output or Path(f"{resolved.name}-int4")
-    pushed_to = None if push_to is None else PushTarget(hub_id=push_to, is_public=public)
     with render.progress(is_quiet=quiet) as advance:
         conversion = Conversion(
             plan=made,
@@ -134,24 +137,29 @@ def convert(
     if rank is not None:
         show_rank(share, as_json=as_json, summary=summary)
         return
-    published = None
-    if pushed_to is not None:
-        if not quiet:
-            render.show_notes("upload", [f"{target} to {push_to}"])
-        with render.progress(is_quiet=quiet) as advance:
-            published = publish_output(
-                target,
-                pushed_to,
-                num_jobs=num_jobs,
-                shows_bars=not quiet and sys.stderr.isatty(),
-                report_progress=advance,
-            )
+    published = None if pushed_to is None else _upload(target, pushed_to, num_jobs=num_jobs, quiet=quiet)
     show_conversion(report, published, is_new=there is None, as_json=as_json, summary=summary)
+
+
+def _upload(target: Path, pushed_to: "PushTarget", *, num_jobs: int, quiet: bool) -> "PublishReport":
+    from quantkit.cli import render
+    from quantkit.convert.publish import publish_output
+
+    if not quiet:
+        render.show_notes("upload", [f"{target} to {pushed_to.hub_id}"])
+    with render.progress(is_quiet=quiet) as advance:
+        return publish_output(
+            target,
+            pushed_to,
+            num_jobs=num_jobs,
+            shows_bars=not quiet and sys.stderr.isatty(),
+            report_progress=advance,
+        )
 
 
 def _ray(address: str | None) -> "Executor":
     try:
         from quantkit.convert.ray_executor import RayExecutor
     except ImportError as error:
-        raise UsageError("Ray is not installed here", remedy="pip install 'quantkit[ray]'") from error
+        raise UsageError("Ray is not installed here", remedy="pip install 'ray>=2.40'") from error
     return RayExecutor(address=address or "auto")

@@ -225,8 +225,10 @@ def _plain_progress() -> "ReportProgress":
             next_percent = percent - percent % 10 + 10
             seconds = max(time.monotonic() - started, 1e-9)
             left = seconds * (stage.total_bytes - stage.earlier_bytes - done_bytes) / max(done_bytes, 1)
-            rate = done_bytes / seconds / 1e6
-            warn(f"{stage.label}: {percent}% of {bytes_text(stage.total_bytes)}, {rate:.0f} MB/s, {left:.0f} s left")
+            speed = (
+                f", {done_bytes / seconds / 1e6:.0f} MB/s, {left:.0f} s left" if done_bytes * 100 >= all_bytes else ""
+            )
+            warn(f"{stage.label}: {percent}% of {bytes_text(stage.total_bytes)}{speed}")
 
     return update
 

@@ -247,9 +247,18 @@ def begin_run(work: Path, document: Mapping[str, Any]) -> None:
         raise UsageError(
             f"holds work of a run that differs: {shown}{more}",
             file=work.parent,
-            remedy="repeat that run's command, or choose another -o; to start over, "
+            remedy=_same_revision(there)
+            + "repeat that run's command, or choose another -o; to start over, "
             + ("give --no-resume" if max(document["world_size"], _ranks_of(there)) == 1 else "remove the directory"),
         )
+
+
+def _same_revision(there: Mapping[str, Any]) -> str:
+    """A branch of the hub moves; the commit that it stood for can be named."""
+    source = there.get("source")
+    if not isinstance(source, Mapping) or not (source.get("hub_id") and source.get("commit")):
+        return ""
+    return f"to go on with its revision, convert {source['hub_id']}@{source['commit']}; or "
 
 
 def _ranks_of(document: Mapping[str, Any]) -> int:

@@ -72,6 +72,11 @@ class PublishReport:
     num_sent: int
 
 
+def check_push(target: PushTarget) -> None:
+    """Raise UsageError for what is no name on the hub, SourceError where it does not know who asks."""
+    _sign_in(target)
+
+
 def prepare(conversion: Conversion, target: PushTarget) -> ConvertReport | None:
     """Before anything is converted: may this be published, and does the hub know who asks?
 

@@ -47,16 +47,23 @@ def believed(
     for name, entry in outputs.items():
         if found[directory / name] != entry.record.sha256:
             continue
-        for source_name in inputs[name]:
-            record = entries.stamped.get((source_name, entry.inputs.get(source_name, "")))
-            if record is None or record.sha256 != found[sources[source_name].path]:
+        other = [one for one in inputs[name] if not _is_known(entries, entry, one, found[sources[one].path])]
+        for source_name in other:
+            if source_name in outputs:
                 raise UsageError(
                     f"has changed, or may have, since {name} was made from it",
                     file=source_name,
                     remedy="put the old one back, or give --no-resume to start over",
                 )
-        good.outputs[name] = entry
+        if not other:  # else a shard was repaired that lends it a scale, and is not made itself: both are made anew
+            good.outputs[name] = entry
     return good
+
+
+def _is_known(entries: Entries, entry: OutputEntry, source_name: str, sha256: str | None) -> bool:
+    """Whether a source shard hashes as it did when the output was made from it."""
+    record = entries.stamped.get((source_name, entry.inputs.get(source_name, "")))
+    return record is not None and record.sha256 == sha256
 
 
 def _changed_inputs(plan: Plan, shard: PlannedShard, entry: OutputEntry) -> list[str]:

@@ -70,7 +70,7 @@ def choose_kernels(device: str) -> ChooseKernels:
         from quantkit_kernels.staging import Lane, count_gpus
     except ImportError as error:
         raise UsageError(
-            f"--device {device} needs torch and Triton", remedy="pip install 'quantkit[kernels]'"
+            f"--device {device} needs torch and Triton", remedy="pip install torch triton safetensors"
         ) from error
     here = tuple(f"cuda:{index}" for index in range(count_gpus()))
     names = here if names == (ALL_GPUS,) else names

@@ -95,6 +95,11 @@ room=(-o "$output")
 if [ -n "$smoke" ]; then room=(); fi
 step "plan $source" quantkit plan "$source" --to int4 "${room[@]}" "${spool[@]}" "${jobs[@]}" "${common[@]}"
 
+# Who asks, and whether they may write: better now than when all is made.
+if [ -n "$push_to" ]; then
+  step "ask the hub about $push_to" quantkit convert "$source" --to int4 --dry-run --push-to "$push_to" --json >/dev/null
+fi
+
 step "memory-plan of $source as INT4" quantkit memory-plan "$source" --to int4 "${serving[@]}" "${common[@]}"
 
 # An output of this very command is left as it is; one of another source, recipe or smoke run is refused.

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 
 import pytest
+import torch
 
 from quantkit.checkpoint.output import WORK_NAME
 from quantkit.convert import convert as convert_module
@@ -295,6 +296,28 @@ def test_a_source_that_is_repaired_is_gone_on_from(tiny_checkpoint, tmp_path):
     convert(source.directory, tmp_path / "out")
     assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "golden")
     assert {one: (tmp_path / "out" / one).stat().st_mtime_ns for one in finished} == made
+
+
+def test_a_repaired_source_that_lends_scales_to_finished_shards_is_gone_on_from(tiny_checkpoint, tmp_path):
+    """What was made with a scale out of the bad shard is made again, and nothing is thrown away by hand."""
+    source = tiny_checkpoint(num_shards=4)
+    convert(source.directory, tmp_path / "golden")
+    bad = sorted(source.shards)[2]
+    name = next(name for name, tensor in source.shards[bad].items() if tensor.dtype == torch.float8_e4m3fn)
+    good = source.tensor(name).clone()
+    source.tensor(name).view(torch.uint8)[0, 0] = 0x7F
+    source.write()
+    finished, _ = stop_after(source, tmp_path / "out", 2)
+    lent = {one.removesuffix("_scale_inv") for one in source.shards[bad] if one.endswith("_scale_inv")}
+    assert bad not in finished
+    assert any(lent & source.shards[one].keys() for one in finished)
+    with pytest.raises(SourceError) as caught:
+        convert(source.directory, tmp_path / "out", num_jobs=1)
+    assert caught.value.tensor == name
+    source.tensor(name).copy_(good)
+    source.write()
+    convert(source.directory, tmp_path / "out")
+    assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "golden")
 
 
 @pytest.mark.parametrize("damage", ["half", "flipped", "gone", "a link"])

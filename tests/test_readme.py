@@ -56,3 +56,20 @@ def test_wheel_holds_both_packages_recipes_and_schemas(tmp_path, monkeypatch):
     ):
         assert name in names, name
     assert not [name for name in names if name.startswith(("tests", "scripts", "kernels"))]
+
+
+@pytest.mark.slow
+def test_the_python_example_runs(tmp_path, monkeypatch):
+    """On a tiny checkpoint, and on the processor."""
+    from tests.convert.helpers import convert
+    from tests.tiny import write_checkpoint
+
+    source = write_checkpoint(tmp_path / "source")
+    convert(source.directory, tmp_path / "glm-5.2-int4")
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(examples) == 1
+    names: dict[str, object] = {}
+    exec(examples[0].replace('device="cuda"', 'device="cpu"'), names)
+    model = names["model"]
+    assert not any(tensor.is_meta for tensor in model.parameters())

@@ -180,7 +180,7 @@ def check_sharing(*, rank: int | None, world_size: int | None, finalize: bool, r
     """Raise UsageError for options of several processes that do not go together."""
     if (rank is None) != (world_size is None):
         raise UsageError("--rank and --world-size go together", remedy="give both, or neither")
-    from quantkit.convert.journal import MOST_RANKS
+    from quantkit.convert.run import MOST_RANKS
 
     if world_size is not None and not 1 <= world_size <= MOST_RANKS:
         raise UsageError(f"--world-size {world_size} is no number of ranks", remedy=f"give 1 to {MOST_RANKS}")

@@ -11,9 +11,10 @@ from quantkit.checkpoint.disk import free_bytes
 from quantkit.checkpoint.hub import Repository
 from quantkit.checkpoint.output import OutputDirectory
 from quantkit.convert.execution import Execution
-from quantkit.convert.journal import Entries, Journal, begin_run, read_journals, run_document
+from quantkit.convert.journal import Entries, Journal, read_journals
 from quantkit.convert.local import Share, execute
 from quantkit.convert.resume import believed
+from quantkit.convert.run import begin_run, run_document
 from quantkit.convert.spool import Spool
 from quantkit.errors import QuantkitError, ResourceError, UsageError, VerificationError
 from quantkit.machine import bytes_text

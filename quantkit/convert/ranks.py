@@ -10,7 +10,8 @@ from quantkit.checkpoint.output import OutputDirectory, check_target
 from quantkit.convert.conversion import Conversion, told_what_is_kept, work
 from quantkit.convert.convert import ConvertReport, complete
 from quantkit.convert.execution import Execution
-from quantkit.convert.journal import Entries, begun_world_size, read_journals
+from quantkit.convert.journal import Entries, read_journals
+from quantkit.convert.run import begun_world_size
 from quantkit.errors import UsageError
 from quantkit.plan.plan import Plan
 

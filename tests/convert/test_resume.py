@@ -246,7 +246,7 @@ def test_another_recipe_is_refused_and_the_difference_named(changes, words, sour
 
 def test_another_version_is_refused(source, tmp_path, monkeypatch):
     stop_after(source, tmp_path / "out", 1)
-    monkeypatch.setattr("quantkit.convert.journal.__version__", "9.9")
+    monkeypatch.setattr("quantkit.convert.run.__version__", "9.9")
     with pytest.raises(UsageError, match=re.escape('version was "0.1.0" and is "9.9"')):
         convert(source.directory, tmp_path / "out")
 

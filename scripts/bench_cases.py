@@ -10,7 +10,7 @@ from naive_w4a16 import naive_gemm
 from torch import Tensor
 
 from quantkit_kernels import int4_gemm, int4_moe, mla_decode, quantize_kv_mla, repack
-from quantkit_kernels.int4_gemm import dequantize
+from quantkit_kernels.gemm import dequantize
 from quantkit_kernels.requantize import Source, quantize
 
 GROUP = 32

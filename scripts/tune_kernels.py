@@ -25,8 +25,8 @@ from bench_cases import GROUP, Sizes, random_int4
 from bench_kernels import graph_microseconds
 
 from quantkit_kernels import repack
-from quantkit_kernels.int4_gemm import MAX_KERNEL_TOKENS, run_gemm
-from quantkit_kernels.int4_moe import run_moe
+from quantkit_kernels.gemm import MAX_KERNEL_TOKENS, run_gemm
+from quantkit_kernels.moe import run_moe
 from quantkit_kernels.tiles import GemmTile, MoeTile, gemm_tile, moe_tile
 from quantkit_kernels.tuned import file_of
 

@@ -11,14 +11,14 @@ from quantkit_kernels.fp8_kv import (
     quantize_kv,
     quantize_kv_mla,
 )
-from quantkit_kernels.gqa_decode import gqa_decode
-from quantkit_kernels.int4_gemm import int4_gemm
-from quantkit_kernels.int4_moe import int4_moe
-from quantkit_kernels.mla_decode import mla_decode
+from quantkit_kernels.gemm import int4_gemm
+from quantkit_kernels.gqa import gqa_decode
+from quantkit_kernels.mla import mla_decode
 from quantkit_kernels.modules import Int4Experts, Int4Linear
-from quantkit_kernels.patch import patch
-from quantkit_kernels.repack import repack, unrepack
+from quantkit_kernels.moe import int4_moe
 from quantkit_kernels.requantize import requantize_fp8_to_int4
+from quantkit_kernels.transformers_model import patch
+from quantkit_kernels.word_order import repack, unrepack
 
 __all__ = [
     "Int4Experts",

@@ -7,6 +7,8 @@ it empty. Suffixes: ``H`` heads, ``T`` tokens, ``C`` columns.
 import triton
 import triton.language as tl
 
+from quantkit_kernels.bits_jit import bf16_word
+
 LOG_2 = tl.constexpr(0.6931471805599453)
 _MIN_NORMAL_E4M3 = tl.constexpr(121 << 23)  # float32 bits of 2**-6
 _SUBNORMAL = tl.constexpr(512.0)
@@ -25,9 +27,8 @@ def dot(a, b, acc, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
 @triton.jit
 def bf16(values):  # type: ignore[no-untyped-def]
     """float32 to the nearest BF16, ties to even, in integers: the interpreter's cast truncates."""
-    word = values.to(tl.int32, bitcast=True)
-    rounded = (word + 0x7FFF + ((word >> 16) & 1)) >> 16
-    rounded = tl.where((word & 0x7FFFFFFF) > 0x7F800000, 0x7FC0, rounded)
+    is_nan = (values.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > 0x7F800000
+    rounded = tl.where(is_nan, 0x7FC0, bf16_word(values) >> 16)
     return rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 

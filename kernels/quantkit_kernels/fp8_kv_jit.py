@@ -7,6 +7,8 @@ integer operations and not by a cast, since the interpreter's cast is wrong.
 import triton
 import triton.language as tl
 
+from quantkit_kernels.bits_jit import bf16_word, load_values
+
 FLAT, DSA, BF16 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # layouts of a row
 TILE = tl.constexpr(128)  # columns that share a scale, in DSA rows and in index keys
 _E4M3_MAX = tl.constexpr(448.0)
@@ -70,22 +72,9 @@ def tokens(slots_ptr, num_tokens, num_slots, BLOCK_T: tl.constexpr):  # type: ig
 
 
 @triton.jit
-def load_values(source_ptr, offsets, mask):  # type: ignore[no-untyped-def]
-    """BF16 or FP16 as float32; BF16 through its bits, which is exact everywhere."""
-    values = tl.load(source_ptr + offsets, mask=mask, other=0.0)
-    if source_ptr.dtype.element_ty == tl.bfloat16:
-        wide = (values.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
-    else:
-        wide = values.to(tl.float32)
-    return wide
-
-
-@triton.jit
 def bf16_bits(values):  # type: ignore[no-untyped-def]
     """The nearest BF16 of float32 values as int16, ties to even; every NaN is 0x7FC0."""
-    word = values.to(tl.int32, bitcast=True)
-    rounded = (word + 0x7FFF + ((word >> 16) & 1)) >> 16
-    return tl.where(is_nan(values), _BF16_NAN, rounded).to(tl.int16)
+    return tl.where(is_nan(values), _BF16_NAN, bf16_word(values) >> 16).to(tl.int16)
 
 
 @triton.jit

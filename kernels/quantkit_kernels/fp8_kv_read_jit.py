@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from quantkit_kernels.bits_jit import load_values
 from quantkit_kernels.fp8_kv_jit import (
     BF16,
     DSA,
@@ -13,7 +14,6 @@ from quantkit_kernels.fp8_kv_jit import (
     e4m3_values,
     index_offsets,
     is_nan,
-    load_values,
     row_offsets,
     tokens,
 )

@@ -8,6 +8,8 @@ the 3.6 to 3.9 that an H200 may issue at the speed of its memory. The product of
 import triton
 import triton.language as tl
 
+from quantkit_kernels.bits_jit import bf16_word, widen_bf16
+
 _ASM = tl.constexpr("""{
 .reg .b32 scale, eights, a, b, c, d;
 mov.b32 scale, {$9, $9};
@@ -33,13 +35,6 @@ mov.b32 {$4, $5}, c;
 mov.b32 {$6, $7}, d;
 }""")
 _EIGHT = tl.constexpr((tl.bfloat16,) * 8)
-
-
-@triton.jit
-def round_bf16(values):  # type: ignore[no-untyped-def]
-    """float32 values rounded to BF16 and widened again: the interpreter's own cast cuts off. No NaN."""
-    word = values.to(tl.int32, bitcast=True)
-    return ((word + 0x7FFF + ((word >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -74,10 +69,10 @@ def decode_tile(  # type: ignore[no-untyped-def]
     """
     REPEATS: tl.constexpr = ROWS // (16 * WARPS)
     if INTERPRET:
-        wide = (scale.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+        wide = widen_bf16(scale)
         number = tl.arange(0, 8)[None, None, :]
         code = ((words[:, :, None] >> (4 * (number // 2) + 16 * (number % 2))) & 15) - 8
-        halves = round_bf16(code.to(tl.float32) * wide[:, :, None])
+        halves = bf16_word(code.to(tl.float32) * wide[:, :, None]).to(tl.float32, bitcast=True)
     else:
         a0, a1, b0, b1, c0, c1, d0, d1 = tl.inline_asm_elementwise(
             _ASM, "=h,=h,=h,=h,=h,=h,=h,=h,r,h", [words, scale], dtype=_EIGHT, is_pure=True, pack=1

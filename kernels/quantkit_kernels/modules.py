@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quantkit_kernels.ops import int4_experts, int4_linear
-from quantkit_kernels.repack import TILE_COLS, Int4Tiles, repack, unrepack
+from quantkit_kernels.word_order import TILE_COLS, Int4Tiles, repack, unrepack
 
 PARTS = ("weight_packed", "weight_scale", "weight_shape")
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from quantkit_kernels import reference
-from quantkit_kernels.int4_gemm import int4_gemm
-from quantkit_kernels.int4_moe import int4_moe
+from quantkit_kernels.gemm import int4_gemm
 from quantkit_kernels.launch import IS_INTERPRETED
-from quantkit_kernels.repack import Int4Tiles, unrepack
+from quantkit_kernels.moe import int4_moe
+from quantkit_kernels.word_order import Int4Tiles, unrepack
 
 
 @torch.library.custom_op("quantkit::int4_linear", mutates_args=())

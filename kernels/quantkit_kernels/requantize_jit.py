@@ -6,6 +6,8 @@ Suffixes as there. A tile is ``BLOCK_G`` groups of ``GROUP`` weights, numbered a
 import triton
 import triton.language as tl
 
+from quantkit_kernels.bits_jit import bf16_word, load_values
+
 # kinds of source: E4M3 codes as integers of 2**-9, E4M3 codes as values, BF16 or float32 values;
 # SCALE_STEP: columns that share a scale, those of a group or one
 FP8_CODES, FP8_VALUES, VALUES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -27,13 +29,6 @@ def _e4m3_ints(codes):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _bf16_bits(values):  # type: ignore[no-untyped-def]
-    """The nearest BF16 of float32 values, ties to even, in the upper half of each int32. No NaN."""
-    word = values.to(tl.int32, bitcast=True)
-    return (word + 0x7FFF + ((word >> 16) & 1)) & -65536
-
-
-@triton.jit
 def _round_codes(values, inverse):  # type: ignore[no-untyped-def]
     clamped = tl.minimum(tl.maximum(values * inverse, -8.0), 7.0)
     return (clamped + _ROUND_F32) - _ROUND_F32
@@ -42,17 +37,6 @@ def _round_codes(values, inverse):  # type: ignore[no-untyped-def]
 @triton.jit
 def _load_ints(source_ptr, offsets, mask):  # type: ignore[no-untyped-def]
     return _e4m3_ints(tl.load(source_ptr + offsets, mask=mask, other=0))
-
-
-@triton.jit
-def _load_values(source_ptr, offsets, mask):  # type: ignore[no-untyped-def]
-    """BF16 or float32 as float32; BF16 through its bits, which is exact everywhere."""
-    values = tl.load(source_ptr + offsets, mask=mask, other=0.0)
-    if source_ptr.dtype.element_ty == tl.bfloat16:
-        wide = (values.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
-    else:
-        wide = values
-    return wide
 
 
 @triton.jit
@@ -132,12 +116,12 @@ def _search(x, unit, GROUP: tl.constexpr, CANDIDATES: tl.constexpr, SIGNED: tl.c
 @triton.jit
 def _absmax(values):  # type: ignore[no-untyped-def]
     """Quotients to round, and the bits of the scales: each step is one of float32, rounded to BF16."""
-    rounded = _bf16_bits(values).to(tl.float32, bitcast=True)
+    rounded = bf16_word(values).to(tl.float32, bitcast=True)
     amax = tl.max(tl.abs(rounded), axis=1)
-    bits = _bf16_bits(tl.math.div_rn(amax, tl.full(amax.shape, 7.5, tl.float32)))
+    bits = bf16_word(tl.math.div_rn(amax, tl.full(amax.shape, 7.5, tl.float32)))
     bits = tl.where(bits == 0, _ZERO_GROUP_SCALE << 16, bits)
     scale = tl.broadcast_to(bits.to(tl.float32, bitcast=True)[:, None], rounded.shape)
-    quotient = _bf16_bits(tl.math.div_rn(rounded, scale)).to(tl.float32, bitcast=True)
+    quotient = bf16_word(tl.math.div_rn(rounded, scale)).to(tl.float32, bitcast=True)
     return quotient, bits >> 16
 
 
@@ -181,7 +165,7 @@ def quantize_kernel(  # type: ignore[no-untyped-def]
                 scale = _load_scale(scale_ptr, offsets, mask, num_cols, row_offset, block_rows, block_cols, scale_cols)
             scaled = _load_ints(source_ptr, offsets, mask).to(tl.float32) * (2.0**-9) * scale
         else:
-            scaled = _load_values(source_ptr, offsets, mask)
+            scaled = load_values(source_ptr, offsets, mask)
         if len(CANDIDATES) == 0:
             scaled, bits = _absmax(scaled)
             inverse = tl.full(bits.shape, 1.0, tl.float32)
@@ -238,7 +222,7 @@ def error_kernel(  # type: ignore[no-untyped-def]
                     scale = _load_scale(scale_ptr, at, mask, num_cols, row_offset, block_rows, block_cols, scale_cols)
                 value = _load_ints(source_ptr, at, mask).to(tl.float32) * (2.0**-9) * scale
             else:
-                value = _load_values(source_ptr, at, mask)
+                value = load_values(source_ptr, at, mask)
             wide = value.to(tl.float64)
             code = ((word >> (4 * k)) & 15) - 8
             difference = wide - code.to(tl.float64) * step

@@ -27,7 +27,7 @@ def check(compiled, *, most_registers):
     assert compiled.num_registers <= most_registers
     # a subnormal code is read as a subnormal float32
     assert "mul.ftz" not in compiled.ptx
-    assert not [line for line in compiled.sass if line.split()[0].startswith("FMUL.FTZ")]
+    assert not [text for _, text in compiled.sass if text.split()[0].startswith("FMUL.FTZ")]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from quantkit_kernels import attention_jit
-from quantkit_kernels import gqa_decode as module
-from quantkit_kernels.gqa_decode import gqa_decode
+from quantkit_kernels import gqa as module
+from quantkit_kernels.gqa import gqa_decode
 from quantkit_kernels.launch import IS_INTERPRETED
 from quantkit_kernels.reference import attention as reference
 from tests.kernels.compare import assert_close

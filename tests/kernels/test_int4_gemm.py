@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from quantkit_kernels.int4_gemm import MAX_KERNEL_TOKENS, dequantize, int4_gemm, run_gemm
+from quantkit_kernels.gemm import MAX_KERNEL_TOKENS, dequantize, int4_gemm, run_gemm
 from quantkit_kernels.reference import int4 as twin
-from quantkit_kernels.repack import repack
 from quantkit_kernels.tiles import GemmTile, gemm_tile
+from quantkit_kernels.word_order import repack
 from tests.kernels.compare import assert_close
 from tests.kernels.test_repack import random_int4
 

@@ -25,7 +25,7 @@ def test_the_main_loop_keeps_up_with_memory(block_n, block_m, group_size, tmp_pa
         "INTERPRET": False,
     }
     compiled = compile_kernel(
-        "quantkit_kernels.int4_gemm_jit:gemm_kernel", SIGNATURE, constants, tmp_path, num_warps=4, num_stages=4
+        "quantkit_kernels.gemm_jit:gemm_kernel", SIGNATURE, constants, tmp_path, num_warps=4, num_stages=4
     )
     assert compiled.stack_bytes == 0
     assert "wgmma.mma_async" in compiled.ptx

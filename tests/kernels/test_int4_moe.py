@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from quantkit_kernels.int4_moe import int4_moe, run_moe
+from quantkit_kernels.moe import int4_moe, run_moe
 from quantkit_kernels.moe_align import sort_by_expert
 from quantkit_kernels.reference import int4 as twin
-from quantkit_kernels.repack import repack
 from quantkit_kernels.tiles import MoeTile, moe_tile
+from quantkit_kernels.word_order import repack
 from tests.kernels.compare import assert_close
 from tests.kernels.test_repack import random_int4
 

@@ -7,7 +7,7 @@ import pytest
 from quantkit_kernels.tiles import moe_tile
 from tests.kernels.sm90 import compile_kernel
 
-KERNELS = "quantkit_kernels.int4_moe_jit:"
+KERNELS = "quantkit_kernels.moe_jit:"
 MOST_PER_WEIGHT = 4.2
 BLOCKS = {
     "pairs_ptr": "*i32",

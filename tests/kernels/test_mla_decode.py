@@ -10,9 +10,9 @@ import math
 import pytest
 import torch
 
-from quantkit_kernels import mla_decode as module
+from quantkit_kernels import mla as module
 from quantkit_kernels import split_kv
-from quantkit_kernels.mla_decode import mla_decode
+from quantkit_kernels.mla import mla_decode
 from quantkit_kernels.reference import attention as reference
 from tests.kernels import paged
 from tests.kernels.compare import assert_close

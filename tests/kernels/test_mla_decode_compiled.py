@@ -3,11 +3,9 @@
 What an H200 may issue at 4.3 TB/s and 1.755 GHz is 124 instructions for a token of 576 bytes, in proportion for others.
 """
 
-import re
-
 import pytest
 
-from quantkit_kernels import gqa_decode, mla_decode, split_kv
+from quantkit_kernels import gqa, mla, split_kv
 from tests.kernels.sm90 import compile_kernel
 
 POINTERS = {"page_table_ptr": "*i32", "seq_lens_ptr": "*i32", "lse_ptr": "*fp32"}
@@ -16,36 +14,30 @@ ROWS = {"bf16": (576, 576, 512, 0), "flat576": (576, 576, 512, 0), "dsa656": (65
 BYTES = {"bf16": 1152, "flat576": 576, "dsa656": 656}
 
 
-def loop_length(sass):
-    """Instructions of the longest loop; a line of SASS is one, and addresses count in steps of 16."""
-    ends = [(index, re.search(r"BRA.* 0x([0-9a-f]+)", line)) for index, line in enumerate(sass)]
-    return max(index + 1 - int(found[1], 16) // 16 for index, found in ends if found)
-
-
 def compile_tile(module, signature, constants, page_size, is_whole, tile, cache):
     constants = constants | {
         "PAGE_SIZE": page_size,
         "BLOCK_H": tile.block_heads,
-        "BLOCK_T": mla_decode.BLOCK_TOKENS,
+        "BLOCK_T": mla.BLOCK_TOKENS,
         "IS_WHOLE": is_whole,
         "INTERPRET": False,
     }
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     signature = POINTERS | NUMBERS | {"out_ptr": "*bf16" if is_whole else "*fp32", "q_ptr": "*bf16"} | signature
-    name = f"quantkit_kernels.{module}_jit:{module}_kernel"
+    name = f"quantkit_kernels.{module}_jit:{module}_decode_kernel"
     return compile_kernel(name, signature, constants, cache, **options)
 
 
 def check(compiled, tile, row_bytes):
     assert compiled.stack_bytes == 0
     assert "wgmma.mma_async" in compiled.ptx
-    assert loop_length(compiled.sass) * tile.num_warps / mla_decode.BLOCK_TOKENS <= 124 * row_bytes / 576
+    assert len(compiled.loop) * tile.num_warps / mla.BLOCK_TOKENS <= 124 * row_bytes / 576
 
 
 @pytest.mark.parametrize(("page_size", "is_whole"), [(64, True), (1, False)])
 @pytest.mark.parametrize(("layout", "num_heads"), [("bf16", 16), ("flat576", 8), ("flat576", 16), ("dsa656", 8)])
 def test_mla_decode_fits(layout, num_heads, page_size, is_whole, tmp_path):
-    tile = mla_decode.choose_tile(layout, num_heads)
+    tile = mla.choose_tile(layout, num_heads)
     latent_row, rope_row, rope_start, scale_row = ROWS[layout]
     signature = {
         "latent_ptr": "*bf16" if layout == "bf16" else "*fp8e4nv",
@@ -55,7 +47,7 @@ def test_mla_decode_fits(layout, num_heads, page_size, is_whole, tmp_path):
     }
     constants = {"TILE": 128, "ROPE": 64, "LATENT_ROW": latent_row, "ROPE_ROW": rope_row, "ROPE_START": rope_start}
     constants |= {"SCALE_ROW": scale_row, "SCALE_START": 128}
-    compiled = compile_tile("mla_decode", signature, constants, page_size, is_whole, tile, tmp_path)
+    compiled = compile_tile("mla", signature, constants, page_size, is_whole, tile, tmp_path)
     check(compiled, tile, BYTES[layout])
     if layout != "bf16":
         assert "e4m3.e4m3" in compiled.ptx
@@ -64,10 +56,10 @@ def test_mla_decode_fits(layout, num_heads, page_size, is_whole, tmp_path):
 @pytest.mark.parametrize(("page_size", "is_whole"), [(64, True), (1, False)])
 @pytest.mark.parametrize(("dtype", "group"), [("bf16", 12), ("fp8e4nv", 8)])
 def test_gqa_decode_fits(dtype, group, page_size, is_whole, tmp_path):
-    tile = gqa_decode.choose_tile(group)
+    tile = gqa.choose_tile(group)
     signature = {"key_ptr": f"*{dtype}", "value_ptr": f"*{dtype}", "num_kv_heads": "i32"}
     constants = {"GROUP": group, "WIDTH": 128}
-    compiled = compile_tile("gqa_decode", signature, constants, page_size, is_whole, tile, tmp_path)
+    compiled = compile_tile("gqa", signature, constants, page_size, is_whole, tile, tmp_path)
     check(compiled, tile, 512 if dtype == "bf16" else 256)
 
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quantkit_kernels.modules import Int4Experts, Int4Linear
-from quantkit_kernels.patch import patch
+from quantkit_kernels.transformers_model import patch
 from tests.convert.helpers import convert
 from tests.kernels.compare import relative_mean
 

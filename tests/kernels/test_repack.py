@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quantkit_kernels.repack import repack, unrepack
+from quantkit_kernels.word_order import repack, unrepack
 
 pytestmark = pytest.mark.gpu
 

@@ -1,4 +1,4 @@
-"""The kernels behind int4_moe.py. Legend: N weight rows, M pairs of token and expert, K columns, I the expert's width.
+"""The kernels behind moe.py. Legend: N weight rows, M pairs of token and expert, K columns, I the expert's width.
 
 A block is up to ``BLOCK_M`` pairs of one expert; without sorting each pair is a block of its own.
 """
@@ -6,8 +6,8 @@ A block is up to ``BLOCK_M`` pairs of one expert; without sorting each pair is a
 import triton
 import triton.language as tl
 
+from quantkit_kernels.gemm_jit import load_tile, narrow
 from quantkit_kernels.int4_decode_jit import row_of
-from quantkit_kernels.int4_gemm_jit import load_tile, narrow
 from quantkit_kernels.moe_align_jit import local_expert
 
 

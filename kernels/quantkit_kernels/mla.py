@@ -24,7 +24,7 @@ import torch
 import triton
 
 from quantkit_kernels.launch import IS_INTERPRETED
-from quantkit_kernels.mla_decode_jit import mla_decode_kernel
+from quantkit_kernels.mla_jit import mla_decode_kernel
 from quantkit_kernels.split_kv import (
     Parts,
     Tile,

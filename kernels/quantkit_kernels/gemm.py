@@ -10,11 +10,11 @@ written and read, and the library's BF16 product does the rest, which is bound b
 import torch
 import triton
 
-from quantkit_kernels.int4_gemm_jit import dequantize_kernel, gemm_kernel, merge_kernel
+from quantkit_kernels.gemm_jit import dequantize_kernel, gemm_kernel, merge_kernel
 from quantkit_kernels.launch import IS_INTERPRETED
-from quantkit_kernels.repack import TILE_COLS, check_int4
 from quantkit_kernels.tiles import GemmTile, gemm_tile
 from quantkit_kernels.tuned import gpu_name
+from quantkit_kernels.word_order import TILE_COLS, check_int4
 
 MAX_KERNEL_TOKENS = 128
 _DEQUANTIZE_ROWS = 64

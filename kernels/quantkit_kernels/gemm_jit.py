@@ -1,4 +1,4 @@
-"""The kernels behind int4_gemm.py. Legend: N weight rows, M tokens, K columns; weights stand on the left of the dot.
+"""The kernels behind gemm.py. Legend: N weight rows, M tokens, K columns; weights stand on the left of the dot.
 
 With weights on its left side, wgmma takes them from registers, where they were decoded, and pads tokens to 8 or 16
 instead of 64.
@@ -7,7 +7,8 @@ instead of 64.
 import triton
 import triton.language as tl
 
-from quantkit_kernels.int4_decode_jit import decode_tile, round_bf16, row_of
+from quantkit_kernels.bits_jit import bf16_word
+from quantkit_kernels.int4_decode_jit import decode_tile, row_of
 
 
 @triton.jit
@@ -15,7 +16,7 @@ def narrow(values, out_ptr, INTERPRET: tl.constexpr):  # type: ignore[no-untyped
     """float32 as the output wants it; the interpreter would cut BF16 off instead of rounding it."""
     if INTERPRET:
         if out_ptr.dtype.element_ty == tl.bfloat16:
-            values = round_bf16(values)
+            values = bf16_word(values).to(tl.float32, bitcast=True)
     return values.to(out_ptr.dtype.element_ty)
 
 

@@ -1,4 +1,4 @@
-"""The kernel behind gqa_decode.py: one split of one sequence for a tile of the heads that share a head of the cache.
+"""The kernel behind gqa.py: one split of one sequence for a tile of the heads that share a head of the cache.
 
 Suffixes as in attention_jit.py.
 """

@@ -9,12 +9,12 @@ split, so that eight experts give every processor work. Nothing waits for the GP
 import torch
 import triton
 
-from quantkit_kernels.int4_moe_jit import down_kernel, gate_up_kernel, silu_kernel, sum_kernel
 from quantkit_kernels.launch import IS_INTERPRETED
 from quantkit_kernels.moe_align import sort_by_expert
-from quantkit_kernels.repack import TILE_COLS, check_int4
+from quantkit_kernels.moe_jit import down_kernel, gate_up_kernel, silu_kernel, sum_kernel
 from quantkit_kernels.tiles import MoeTile, moe_tile
 from quantkit_kernels.tuned import gpu_name
+from quantkit_kernels.word_order import TILE_COLS, check_int4
 
 _COLUMNS = 1024  # of one program that only adds
 

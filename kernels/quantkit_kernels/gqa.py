@@ -1,6 +1,6 @@
 """GQA decode over a paged KV cache, BF16 or E4M3: one query token of each sequence, and the lse that splits merge by.
 
-The heads that share a head of the cache are the columns of both dots, tokens the rows (see mla_decode.py, which also
+The heads that share a head of the cache are the columns of both dots, tokens the rows (see mla.py, which also
 says how FP8 queries, values and probabilities are held). Keys and values may differ in dtype.
 
 Per token, sequence and head of the cache (D = 128; at 4.3 TB/s): 512 bytes in BF16, 0.119 ns; 256 in FP8, 0.060 ns.
@@ -10,7 +10,7 @@ FLOPs a head of the query: 4 * 128, and 2 * 128 more for the query's second term
 import torch
 import triton
 
-from quantkit_kernels.gqa_decode_jit import gqa_decode_kernel
+from quantkit_kernels.gqa_jit import gqa_decode_kernel
 from quantkit_kernels.launch import IS_INTERPRETED
 from quantkit_kernels.split_kv import (
     Parts,

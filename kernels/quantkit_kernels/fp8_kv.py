@@ -52,6 +52,7 @@ from quantkit_kernels.fp8_kv_rows import (
     row_bytes,
     rows_of,
 )
+from quantkit_kernels.launch import launches
 
 FLOOR = 1e-4
 BLOCK_T = 8  # tokens of a program: 8 columns of 128 a thread, 16 bytes read and 8 written
@@ -65,6 +66,7 @@ def _words(rows: Tensor, layout: Layout) -> Sequence[Tensor]:
     return rows, rows.view(torch.bfloat16), rows.view(torch.float32)
 
 
+@launches
 def quantize_kv_mla(
     latent: Tensor,
     rope: Tensor,
@@ -109,6 +111,7 @@ def quantize_kv_mla(
         )
 
 
+@launches
 def dequantize_kv_mla(
     cache: Tensor,
     slots: Tensor,
@@ -145,6 +148,7 @@ def dequantize_kv_mla(
     return latent, rope
 
 
+@launches
 def quantize_kv(
     key: Tensor,
     value: Tensor,
@@ -193,6 +197,7 @@ def quantize_kv(
         )
 
 
+@launches
 def dequantize_kv(
     key_cache: Tensor,
     value_cache: Tensor,
@@ -229,6 +234,7 @@ def dequantize_kv(
     return outputs[0], outputs[1]
 
 
+@launches
 def quantize_index_keys(keys: Tensor, slots: Tensor, cache: Tensor, *, scale_rule: ScaleRule = "sglang") -> None:
     """Store the indexer's ``keys`` [T, 128] in ``cache`` uint8 [pages, page size, 132]. 256 bytes in, 132 out.
 
@@ -257,6 +263,7 @@ def quantize_index_keys(keys: Tensor, slots: Tensor, cache: Tensor, *, scale_rul
         )
 
 
+@launches
 def dequantize_index_keys(cache: Tensor, slots: Tensor, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """The indexer's keys [T, 128] of ``slots``."""
     check_slots(slots)

@@ -11,7 +11,7 @@ import torch
 import triton
 
 from quantkit_kernels.gemm_jit import dequantize_kernel, gemm_kernel, merge_kernel
-from quantkit_kernels.launch import IS_INTERPRETED
+from quantkit_kernels.launch import IS_INTERPRETED, launches
 from quantkit_kernels.tiles import GemmTile, gemm_tile
 from quantkit_kernels.tuned import gpu_name
 from quantkit_kernels.word_order import TILE_COLS, check_int4
@@ -21,6 +21,7 @@ _DEQUANTIZE_ROWS = 64
 _MERGE_ITEMS = 1024
 
 
+@launches
 def int4_gemm(
     x: torch.Tensor, weight_packed: torch.Tensor, weight_scale: torch.Tensor, *, group_size: int
 ) -> torch.Tensor:

@@ -65,7 +65,7 @@ def load_tile(  # type: ignore[no-untyped-def]
     return decode_tile(words, scale, BLOCK_N, WARPS, IS_REPACKED, INTERPRET)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def gemm_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     words_ptr,
@@ -125,7 +125,7 @@ def gemm_kernel(  # type: ignore[no-untyped-def]
     tl.store(out_ptr + at, narrow(sums, out_ptr, INTERPRET), mask=is_row[:, None] & is_token[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_items"])
 def merge_kernel(  # type: ignore[no-untyped-def]
     parts_ptr, out_ptr, num_items, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr, INTERPRET: tl.constexpr
 ):

@@ -11,7 +11,7 @@ import torch
 import triton
 
 from quantkit_kernels.gqa_jit import gqa_decode_kernel
-from quantkit_kernels.launch import IS_INTERPRETED
+from quantkit_kernels.launch import IS_INTERPRETED, launches
 from quantkit_kernels.split_kv import (
     Parts,
     Tile,
@@ -27,6 +27,7 @@ LOG2_E = 1.4426950408889634
 DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
 
 
+@launches
 def gqa_decode(
     q: torch.Tensor,
     key_cache: torch.Tensor,

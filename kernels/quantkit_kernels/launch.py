@@ -4,6 +4,35 @@ The interpreter multiplies bit patterns in BF16 dots, is wrong in BF16 arithmeti
 assembly. A kernel that needs any of these takes ``INTERPRET`` as a constexpr and goes round it.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
 import triton
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
 IS_INTERPRETED: bool = triton.knobs.runtime.interpret
+
+# before 3.9 a dot with 8 columns leaves the tensor cores of a warp group, and shuffles
+LEAST_TOKENS = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 16
+
+
+def on_device(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, whatever device its arguments are on: make it theirs."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
+def launches(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """For an op whose first argument is a tensor, or has one as ``array``: its kernels run on the device of that."""
+
+    @wraps(function)
+    def run(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
+        first: Any = args[0] if args else next(iter(options.values()))
+        with on_device(getattr(first, "array", first)):
+            return function(*args, **options)
+
+    return run

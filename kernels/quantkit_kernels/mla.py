@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 import triton
 
-from quantkit_kernels.launch import IS_INTERPRETED
+from quantkit_kernels.launch import IS_INTERPRETED, launches
 from quantkit_kernels.mla_jit import mla_decode_kernel
 from quantkit_kernels.split_kv import (
     Parts,
@@ -41,6 +41,7 @@ NUM_TILES = 4  # of the latent part, each with a scale in dsa656
 LOG2_E = 1.4426950408889634
 
 
+@launches
 def mla_decode(
     q: torch.Tensor,
     cache: torch.Tensor,

@@ -9,16 +9,17 @@ split, so that eight experts give every processor work. Nothing waits for the GP
 import torch
 import triton
 
-from quantkit_kernels.launch import IS_INTERPRETED
+from quantkit_kernels.launch import IS_INTERPRETED, launches
 from quantkit_kernels.moe_align import sort_by_expert
 from quantkit_kernels.moe_jit import down_kernel, gate_up_kernel, silu_kernel, sum_kernel
 from quantkit_kernels.tiles import MoeTile, moe_tile
 from quantkit_kernels.tuned import gpu_name
-from quantkit_kernels.word_order import TILE_COLS, check_int4
+from quantkit_kernels.word_order import TILE_COLS, check_int4, check_kinds
 
 _COLUMNS = 1024  # of one program that only adds
 
 
+@launches
 def int4_moe(
     x: torch.Tensor,
     gate_up_packed: torch.Tensor,
@@ -44,6 +45,13 @@ def int4_moe(
     num_experts, width = _check(x, gate_up_packed, gate_up_scale, down_packed, down_scale, group_size=group_size)
     if topk_ids.shape != topk_weights.shape or topk_ids.shape[:-1] != (num_tokens,):
         raise ValueError(f"{num_tokens} tokens, weights {tuple(topk_weights.shape)}, ids {tuple(topk_ids.shape)}")
+    own_map = None if expert_map is None else expert_map.contiguous()
+    for name, ids, kinds in (
+        ("topk_ids", topk_ids, (torch.int32, torch.int64)),
+        ("expert_map", topk_ids if own_map is None else own_map, (torch.int32, torch.int64)),
+    ):
+        if ids.dtype not in kinds or ids.device != x.device:
+            raise ValueError(f"{name} is int32 or int64 on {x.device}, not {ids.dtype} on {ids.device}")
     out = torch.empty((num_tokens, num_cols), dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
@@ -54,7 +62,7 @@ def int4_moe(
         x.to(torch.bfloat16).contiguous(),
         (gate_up_packed, gate_up_scale),
         (down_packed, down_scale),
-        (topk_weights.float().contiguous(), topk_ids.contiguous(), expert_map),
+        (topk_weights.float().contiguous(), topk_ids.contiguous(), own_map),
         tile=tile,
         group_size=group_size,
     )
@@ -102,7 +110,8 @@ def run_moe(
     parts = hidden
     if tile.split_k > 1:
         parts = x.new_empty((tile.split_k, num_pairs, 2 * width), dtype=torch.float32)
-    gate_up_kernel[(triton.cdiv(width, tile.gate_up_n), most_blocks, tile.split_k)](
+    rows = triton.cdiv(width, tile.gate_up_n)
+    gate_up_kernel[(rows * most_blocks, 1, tile.split_k)](
         x,
         *gate_up,
         parts,
@@ -115,14 +124,14 @@ def run_moe(
         **common,
     )
     if tile.split_k > 1:
-        silu_kernel[(triton.cdiv(width, _COLUMNS), num_pairs)](
+        silu_kernel[(num_pairs, triton.cdiv(width, _COLUMNS))](
             parts, hidden, num_pairs, I=width, SPLIT_K=tile.split_k, BLOCK=_COLUMNS, INTERPRET=IS_INTERPRETED
         )
     outputs = x.new_empty((num_pairs, num_cols))
-    down_kernel[(triton.cdiv(num_cols, tile.down_n), most_blocks)](
+    down_kernel[(triton.cdiv(num_cols, tile.down_n) * most_blocks,)](
         hidden, *down, weights, outputs, *blocks, N=num_cols, K=width, BLOCK_N=tile.down_n, **common
     )
-    sum_kernel[(triton.cdiv(num_cols, _COLUMNS), num_tokens)](
+    sum_kernel[(num_tokens, triton.cdiv(num_cols, _COLUMNS))](
         outputs,
         ids,
         no_map,
@@ -162,6 +171,7 @@ def _check(
             scales: tuple[int, ...] = (num_experts, rows, cols // group_size)
         else:
             num_tiles = -(-cols // TILE_COLS)
+            check_kinds(words, scale, group_size=group_size)
             wanted = (num_experts, num_tiles, rows, TILE_COLS // 8)
             scales = (num_experts, num_tiles, rows, TILE_COLS // group_size)
         if (tuple(words.shape), tuple(scale.shape)) != (wanted, scales) or cols % group_size:

@@ -34,7 +34,7 @@ def sort_by_expert(
     device = topk_ids.device
     pairs = torch.full((most_blocks * block_m,), num_pairs, dtype=torch.int32, device=device)
     experts = torch.empty((most_blocks,), dtype=torch.int32, device=device)
-    num_blocks = torch.zeros((1,), dtype=torch.int32, device=device)
+    num_blocks = torch.empty((1,), dtype=torch.int32, device=device)
     if num_pairs:
         align_kernel[(num_experts,)](
             topk_ids,

@@ -15,7 +15,7 @@ def local_expert(expert, map_ptr, num_global, NUM_EXPERTS: tl.constexpr, HAS_MAP
     return tl.where((expert >= 0) & (expert < NUM_EXPERTS), expert, NUM_EXPERTS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_global"])
 def align_kernel(  # type: ignore[no-untyped-def]
     ids_ptr,
     map_ptr,

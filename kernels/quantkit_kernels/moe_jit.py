@@ -56,7 +56,7 @@ def _load_inputs(  # type: ignore[no-untyped-def]
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_global"])
 def gate_up_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     words_ptr,
@@ -83,7 +83,9 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     INTERPRET: tl.constexpr,
 ):
     """SiLU of the gate times up, [pairs, I] in BF16; with splits their float32 parts [SPLIT_K, pairs, 2 I]."""
-    block = tl.program_id(1)
+    # rows of a block side by side: its weights are read once; all on one axis, since others end at 65,535
+    ROW_BLOCKS: tl.constexpr = (I + BLOCK_N - 1) // BLOCK_N
+    block = tl.program_id(0) // ROW_BLOCKS
     if IS_SORTED:
         if block >= tl.load(num_blocks_ptr):
             return
@@ -100,7 +102,7 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     HAS_ALL_COLS: tl.constexpr = K % 128 == 0 and HAS_ALL_TILES
     words, scales = _of_expert(words_ptr, scale_ptr, expert, 2 * I, K, GROUP, IS_REPACKED)
     split = tl.program_id(2)
-    first = tl.program_id(0) * BLOCK_N
+    first = (tl.program_id(0) % ROW_BLOCKS) * BLOCK_N
     loaded = (first + row_of(tl.arange(0, BLOCK_N), WARPS)).to(tl.int64)
     gate = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -127,7 +129,7 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
         tl.store(out_ptr + at + I, up, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def silu_kernel(  # type: ignore[no-untyped-def]
     parts_ptr,
     out_ptr,
@@ -138,8 +140,8 @@ def silu_kernel(  # type: ignore[no-untyped-def]
     INTERPRET: tl.constexpr,
 ):
     """The splits' parts added one after the other, then SiLU of the gate times up: [pairs, I] in BF16."""
-    pair = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    pair = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < I
     gate = tl.zeros((BLOCK,), tl.float32)
     up = tl.zeros((BLOCK,), tl.float32)
@@ -150,7 +152,7 @@ def silu_kernel(  # type: ignore[no-untyped-def]
     tl.store(out_ptr + pair * I + column, narrow(_silu_times(gate, up), out_ptr, INTERPRET), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_global"])
 def down_kernel(  # type: ignore[no-untyped-def]
     hidden_ptr,
     words_ptr,
@@ -176,7 +178,9 @@ def down_kernel(  # type: ignore[no-untyped-def]
     INTERPRET: tl.constexpr,
 ):
     """Each pair's output times its router weight, [pairs, N] in BF16."""
-    block = tl.program_id(1)
+    # rows of a block side by side: its weights are read once; all on one axis, since others end at 65,535
+    ROW_BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    block = tl.program_id(0) // ROW_BLOCKS
     if IS_SORTED:
         if block >= tl.load(num_blocks_ptr):
             return
@@ -188,7 +192,7 @@ def down_kernel(  # type: ignore[no-untyped-def]
     is_pair = pairs < num_pairs
     NUM_TILES: tl.constexpr = (K + 127) // 128
     words, scales = _of_expert(words_ptr, scale_ptr, expert, N, K, GROUP, IS_REPACKED)
-    first = tl.program_id(0) * BLOCK_N
+    first = (tl.program_id(0) % ROW_BLOCKS) * BLOCK_N
     loaded = (first + row_of(tl.arange(0, BLOCK_N), WARPS)).to(tl.int64)
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for tile in range(NUM_TILES):
@@ -214,7 +218,7 @@ def down_kernel(  # type: ignore[no-untyped-def]
     tl.store(out_ptr + pairs[None, :] * N + rows, narrow(sums, out_ptr, INTERPRET), mask=(rows < N) & is_pair[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_global"])
 def sum_kernel(  # type: ignore[no-untyped-def]
     parts_ptr,
     ids_ptr,
@@ -229,8 +233,8 @@ def sum_kernel(  # type: ignore[no-untyped-def]
     INTERPRET: tl.constexpr,
 ):
     """A token's outputs added in the order of its choices; experts that are not here add nothing."""
-    token = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for choice in tl.static_range(TOP_K):
         pair = token * TOP_K + choice

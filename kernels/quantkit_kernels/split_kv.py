@@ -1,5 +1,6 @@
 """How many programs share a sequence, and what joins their results: the host's part of both decode kernels."""
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ class Tile(NamedTuple):
     per_sm: int
 
 
+@cache
 def plan_splits(num_programs: int, num_blocks: int, num_slots: int) -> int:
     """Splits of each sequence with the least work on the busiest SM, the fewest of those.
 

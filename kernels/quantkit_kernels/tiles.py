@@ -5,6 +5,7 @@ What was measured on this GPU comes first (``tuned.py``), then what bytes and pr
 
 from dataclasses import dataclass
 
+from quantkit_kernels.launch import LEAST_TOKENS
 from quantkit_kernels.tuned import tuned_tile
 
 _PROGRAMS = 264  # two for each processor of an H200
@@ -28,7 +29,7 @@ def gemm_tile(*, num_tokens: int, num_rows: int, num_cols: int, gpu: str = "") -
     if tuned is not None:
         return tuned
     block_n = 128 if num_rows > 64 else 64
-    block_m = next((size for size in (8, 16, 32) if num_tokens <= size), 64)
+    block_m = max(LEAST_TOKENS, next((size for size in (8, 16, 32) if num_tokens <= size), 64))
     num_programs = -(-num_rows // block_n) * -(-num_tokens // block_m)
     num_tiles = -(-num_cols // 128)
     split_k = 1
@@ -63,7 +64,7 @@ def moe_tile(*, num_tokens: int, top_k: int, experts: tuple[int, int, int], gpu:
     num_pairs = num_tokens * top_k
     is_sorted = num_tokens > _MOST_UNSORTED
     block_m = 64
-    while block_m > 8 and num_experts * block_m >= _PADDING * num_pairs:
+    while block_m > LEAST_TOKENS and num_experts * block_m >= _PADDING * num_pairs:
         block_m //= 2
     gate_up_n = 64
     num_programs = -(-width // gate_up_n) * min(num_pairs, num_experts)
@@ -74,7 +75,7 @@ def moe_tile(*, num_tokens: int, top_k: int, experts: tuple[int, int, int], gpu:
     return MoeTile(
         gate_up_n=gate_up_n,
         down_n=128 if num_cols > 64 else 64,
-        block_m=block_m if is_sorted else 8,
+        block_m=block_m if is_sorted else LEAST_TOKENS,
         split_k=split_k,
         is_sorted=is_sorted,
     )

@@ -2,7 +2,7 @@
 
 ``tuned/NAME.json`` holds ``{"gpu": name, "triton": version, "dense": {"ROWSxCOLS": {"TOKENS": tile}}, "moe":
 {"EXPERTSxWIDTHxCOLS": {"TOKENS": tile}}}``, where a tile has the fields of ``GemmTile`` or ``MoeTile`` and is meant for
-as many tokens or fewer. An unknown GPU, or shape, has none: what ``tiles.py`` computes holds.
+as many tokens or fewer. An unknown GPU, or shape, or another Triton has none: what ``tiles.py`` computes holds.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import triton
 
 TUNED = Path(__file__).parent / "tuned"
 KINDS = ("dense", "moe")
@@ -22,6 +23,10 @@ Tile = TypeVar("Tile")
 def file_of(gpu: str) -> Path:
     """Where the tiles of a GPU lie, by the name that torch has for it."""
     return TUNED / f"{''.join(letter if letter.isalnum() else '-' for letter in gpu.lower())}.json"
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
 
 
 @cache
@@ -39,6 +44,8 @@ def table_of(gpu: str) -> Table:
     document = json.loads(path.read_text())
     if document.get("gpu") != gpu or set(document) != {"gpu", "triton", *KINDS}:
         raise ValueError(f"{path}: is no table of tiles for {gpu}")
+    if _minor(document["triton"]) != _minor(triton.__version__):  # another compiler: another tile is the fastest
+        return {kind: {} for kind in KINDS}
     return {
         kind: {
             shape: {int(tokens): tile for tokens, tile in sorted(of_shape.items(), key=lambda one: int(one[0]))}

@@ -63,12 +63,17 @@ def unrepack(tiles: Int4Tiles, *, num_cols: int, group_size: int) -> tuple[torch
 
 def check_int4(weight_packed: torch.Tensor, weight_scale: torch.Tensor, *, group_size: int) -> None:
     """Raise ValueError unless words and scales are those of one weight."""
-    if group_size not in (32, 64, 128):
-        raise ValueError(f"group_size is {group_size}, not one of 32, 64, 128")
-    if weight_packed.dtype != torch.int32 or weight_scale.dtype != torch.bfloat16:
-        raise ValueError(f"words are int32 and scales BF16, not {weight_packed.dtype} and {weight_scale.dtype}")
+    check_kinds(weight_packed, weight_scale, group_size=group_size)
     if weight_packed.ndim < 2 or weight_packed.shape[-1] * 8 % group_size:
         raise ValueError(f"{tuple(weight_packed.shape)} are no rows of whole groups of {group_size}")
     wanted = (*weight_packed.shape[:-1], weight_packed.shape[-1] * 8 // group_size)
     if tuple(weight_scale.shape) != wanted:
         raise ValueError(f"{tuple(weight_packed.shape)} words have a scale {wanted}, not {tuple(weight_scale.shape)}")
+
+
+def check_kinds(words: torch.Tensor, scale: torch.Tensor, *, group_size: int) -> None:
+    """Raise ValueError for words or scales of another dtype, and for an unknown group size; in either order."""
+    if group_size not in (32, 64, 128):
+        raise ValueError(f"group_size is {group_size}, not one of 32, 64, 128")
+    if words.dtype != torch.int32 or scale.dtype != torch.bfloat16:
+        raise ValueError(f"words are int32 and scales BF16, not {words.dtype} and {scale.dtype}")

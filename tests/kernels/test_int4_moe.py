@@ -129,6 +129,20 @@ def test_fp16_and_int64_ids(device):
     check(tokens(7, device, dtype=torch.float16), experts(device), (weight, ids.long()), most=1.5 * BOUND)
 
 
+def test_a_map_may_be_a_slice(device):
+    weights, x, routing = repacked(experts(device)), tokens(3, device), router(3, device)
+    expert_map = torch.tensor([1, -1, 0, 2, -1, 0, 3, 1], dtype=torch.int32, device=device)[::2]
+    got = int4_moe(x, *weights, *routing, group_size=32, expert_map=expert_map)
+    assert torch.equal(got, int4_moe(x, *weights, *routing, group_size=32, expert_map=expert_map.contiguous()))
+
+
+def test_repacked_scales_of_another_dtype_are_refused(device):
+    """As ``model.half()`` would leave them: their bits would be read as BF16."""
+    words, scale, *down = repacked(experts(device))
+    with pytest.raises(ValueError, match=r"scales BF16, not torch\.int32 and torch\.float16"):
+        int4_moe(tokens(2, device), words, scale.half(), *down, *router(2, device), group_size=32)
+
+
 def test_no_tokens_are_no_work(device):
     assert int4_moe(tokens(0, device), *experts(device), *router(0, device), group_size=32).shape == (0, COLS)
 
@@ -171,6 +185,8 @@ def test_few_tokens_are_not_sorted_and_fill_the_gpu():
         ({"down_packed": torch.zeros((3, 256, 8), dtype=torch.int32)}, "have a scale|down of 4 experts"),
         ({"topk_ids": torch.zeros((2, 3), dtype=torch.int32)}, "2 tokens, weights"),
         ({"group_size": 64}, "have a scale"),
+        ({"topk_ids": torch.zeros((2, 2))}, "topk_ids is int32 or int64"),
+        ({"expert_map": torch.zeros(4)}, "expert_map is int32 or int64"),
     ],
 )
 def test_what_does_not_go_together_is_named(change, words):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 from quantkit_kernels import tuned
 from quantkit_kernels.gemm import int4_gemm
@@ -28,7 +29,7 @@ def table(tmp_path, monkeypatch):
     tuned.table_of.cache_clear()
     yield {
         "gpu": GPU,
-        "triton": "3.9.0",
+        "triton": triton.__version__,
         "dense": {"96x256": {"32": asdict(LARGE), "4": asdict(SMALL)}},
         "moe": {"4x64x256": {"8": asdict(EXPERTS)}},
     }

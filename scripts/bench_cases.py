@@ -142,16 +142,19 @@ def store_case(layout: Any, num_tokens: int, device: str) -> Case:
 
 def mla_cases(sizes: Sizes, device: str) -> Iterator[Case]:
     page_size = 64
+    rows = (("bf16", 1152), ("flat576", 576), ("dsa656", 656))
     for context, num_seqs, num_heads in product(sizes.contexts, sizes.sequences, sizes.heads):
         calls = {}
-        for layout, row_bytes in (("bf16", 1152), ("flat576", 576), ("dsa656", 656)):
+        for layout, row_bytes in rows:
             num_pages = num_seqs * context // page_size
-            cache = torch.zeros((num_pages, page_size, row_bytes), dtype=torch.uint8, device=device)
+            num_sets = -(-int(sizes.least_bytes) // (num_pages * page_size * row_bytes))
+            shape = (num_sets, num_pages, page_size, row_bytes)
+            caches = torch.zeros(shape, dtype=torch.uint8, device=device)
             pages = torch.randperm(num_pages, device=device).to(torch.int32).reshape(num_seqs, -1)
             q = torch.randn((num_seqs, num_heads, 576), device=device).to(torch.bfloat16)
             lengths = torch.full((num_seqs,), context, dtype=torch.int32, device=device)
-            calls[layout] = _decode_call(q, cache, pages, lengths, layout)
-        for layout, row_bytes in (("bf16", 1152), ("flat576", 576), ("dsa656", 656)):
+            calls[layout] = _decode_call(q, caches, pages, lengths, layout)
+        for layout, row_bytes in rows:
             yield Case(
                 name=f"decode {layout}, {num_seqs} x {context}, {num_heads} heads",
                 num_bytes=num_seqs * context * row_bytes,
@@ -160,8 +163,8 @@ def mla_cases(sizes: Sizes, device: str) -> Iterator[Case]:
             )
 
 
-def _decode_call(q: Tensor, cache: Tensor, pages: Tensor, lengths: Tensor, layout: Any) -> Callable[[int], object]:
-    return lambda _: mla_decode(q, cache, pages, lengths, softmax_scale=0.06, layout=layout)
+def _decode_call(q: Tensor, caches: Tensor, pages: Tensor, lengths: Tensor, layout: Any) -> Callable[[int], object]:
+    return lambda i: mla_decode(q, caches[i % len(caches)], pages, lengths, softmax_scale=0.06, layout=layout)
 
 
 def requantize_case(scales: Any, sizes: Sizes, device: str) -> Case:

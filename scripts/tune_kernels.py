@@ -21,11 +21,12 @@ import torch
 import triton
 
 sys.path.insert(0, str(Path(__file__).parent))
-from bench_cases import GROUP, Sizes, random_int4
-from bench_kernels import graph_microseconds
+from bench_cases import GROUP, Sizes, int4_bytes, random_int4
+from bench_kernels import CALLS, graph_microseconds
 
 from quantkit_kernels import repack
 from quantkit_kernels.gemm import MAX_KERNEL_TOKENS, run_gemm
+from quantkit_kernels.launch import LEAST_TOKENS
 from quantkit_kernels.moe import run_moe
 from quantkit_kernels.tiles import GemmTile, MoeTile, gemm_tile, moe_tile
 from quantkit_kernels.tuned import file_of
@@ -37,16 +38,16 @@ Tile = TypeVar("Tile")
 def gemm_tiles(computed: GemmTile) -> Iterator[GemmTile]:
     """The grid for a dense product, the computed tile first."""
     yield computed
-    for block_n, split_k, num_stages in product((64, 128), (1, 2, 4, 8, 16), (3, 4, 5)):
-        for block_m in {computed.block_m, max(8, computed.block_m // 2)}:
+    for block_n, split_k, num_stages in product((64, 128), (1, 2, 4, 8, 16), (3, 4)):
+        for block_m in {computed.block_m, max(LEAST_TOKENS, computed.block_m // 2)}:
             yield GemmTile(block_n=block_n, block_m=block_m, split_k=split_k, num_stages=num_stages)
 
 
 def moe_tiles(computed: MoeTile) -> Iterator[MoeTile]:
     """The grid for experts, the computed tile first."""
     yield computed
-    for gate_up_n, down_n, split_k, num_stages in product((64, 128), (64, 128), (1, 2, 4, 8), (3, 4, 5)):
-        for block_m in {computed.block_m, max(8, computed.block_m // 2), min(64, computed.block_m * 2)}:
+    for gate_up_n, down_n, split_k, num_stages in product((64, 128), (64, 128), (1, 4, 8), (3, 4)):
+        for block_m in {computed.block_m, max(LEAST_TOKENS, computed.block_m // 2)}:
             yield replace(
                 computed,
                 gate_up_n=gate_up_n,
@@ -71,34 +72,50 @@ def fastest(tiles: Iterable[Tile], microseconds: Callable[[Tile], float]) -> Til
     return best[1]
 
 
+def sets_of(num_weights: int, sizes: Sizes) -> int:
+    """Weights that are used in turns, so that none is found in the cache."""
+    num_sets: int = -(-int(sizes.least_bytes) // int4_bytes(num_weights))
+    return max(1, num_sets)
+
+
 def tune(tokens: list[int], sizes: Sizes, device: str, time_of: Callable[..., float]) -> dict[str, object]:
     """The document for this GPU."""
     dense: dict[str, dict[str, object]] = {}
     for num_rows, num_cols in sizes.dense:
-        tiles = repack(*random_int4((num_rows, num_cols), device), group_size=GROUP)
+        num_sets = sets_of(num_rows * num_cols, sizes)
+        tiles = [repack(*random_int4((num_rows, num_cols), device), group_size=GROUP) for _ in range(num_sets)]
         for num_tokens in (one for one in tokens if one <= MAX_KERNEL_TOKENS):
             x = torch.randn((num_tokens, num_cols), device=device).to(torch.bfloat16)
             computed = gemm_tile(num_tokens=num_tokens, num_rows=num_rows, num_cols=num_cols)
 
-            def gemm_time(tile: GemmTile, x: torch.Tensor = x, tiles: tuple[torch.Tensor, ...] = tiles) -> float:
-                return time_of(lambda _: run_gemm(x, *tiles, group_size=GROUP, tile=tile))
+            def gemm_time(tile: GemmTile, x=x, tiles=tiles) -> float:  # type: ignore[no-untyped-def]
+                return time_of(lambda i: run_gemm(x, *tiles[i % len(tiles)], group_size=GROUP, tile=tile))
 
             best = fastest(gemm_tiles(computed), gemm_time)
             dense.setdefault(f"{num_rows}x{num_cols}", {})[str(num_tokens)] = asdict(best)
     moe: dict[str, dict[str, object]] = {}
     for _, num_experts, num_cols, width in sizes.moe:
-        gate_up = repack(*random_int4((num_experts, 2 * width, num_cols), device), group_size=GROUP)
-        down = repack(*random_int4((num_experts, num_cols, width), device), group_size=GROUP)
+        layers = [
+            (
+                repack(*random_int4((num_experts, 2 * width, num_cols), device), group_size=GROUP),
+                repack(*random_int4((num_experts, num_cols, width), device), group_size=GROUP),
+            )
+            for _ in range(sets_of(3 * num_experts * num_cols * width, sizes))
+        ]
         for num_tokens in tokens:
             x = torch.randn((num_tokens, num_cols), device=device).to(torch.bfloat16)
-            chances = torch.rand((num_tokens, num_experts), device=device).topk(min(8, num_experts), dim=-1)
-            router = (chances.values, chances.indices, None)
+            chances = torch.rand((CALLS, num_tokens, num_experts), device=device).topk(min(8, num_experts), dim=-1)
+            routers = [(*one, None) for one in zip(chances.values, chances.indices, strict=True)]
             out = torch.empty_like(x)
             experts = (num_experts, width, num_cols)
-            start = moe_tile(num_tokens=num_tokens, top_k=chances.indices.shape[1], experts=experts)
+            start = moe_tile(num_tokens=num_tokens, top_k=chances.indices.shape[-1], experts=experts)
 
-            def moe_time(tile: MoeTile, x=x, out=out, router=router, gate_up=gate_up, down=down) -> float:  # type: ignore[no-untyped-def]
-                return time_of(lambda _: run_moe(out, x, gate_up, down, router, tile=tile, group_size=GROUP))
+            def moe_time(tile: MoeTile, x=x, out=out, routers=routers, layers=layers) -> float:  # type: ignore[no-untyped-def]
+                def call(i: int) -> None:
+                    gate_up, down = layers[i % len(layers)]
+                    run_moe(out, x, gate_up, down, routers[i % CALLS], tile=tile, group_size=GROUP)
+
+                return time_of(call)
 
             chosen = fastest(moe_tiles(start), moe_time)
             moe.setdefault("x".join(map(str, experts)), {})[str(num_tokens)] = asdict(chosen)

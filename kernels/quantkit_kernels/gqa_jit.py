@@ -19,7 +19,7 @@ from quantkit_kernels.attention_jit import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_pages", "num_splits"])
 def gqa_decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     key_ptr,

@@ -120,7 +120,7 @@ def _load_query(  # type: ignore[no-untyped-def]
     return terms, _terms(rope_HC, inverse_H, ROPE_FP8, INTERPRET), unit_H
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_pages", "num_splits"])
 def mla_decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     latent_ptr,

@@ -1,6 +1,7 @@
 """INT4 weights as torch modules: loaded under the names of a converted checkpoint, repacked once, saved as they were.
 
-A module holds the kernels' order of words; its state dict holds the checkpoint's, bit for bit.
+A module holds the kernels' order of words; its state dict holds the checkpoint's, bit for bit. Scales are kept as bits,
+int16, so that ``model.half()`` and the like leave them alone.
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ class Int4Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
-        out: Tensor = int4_linear(x, self.words, self.scale, self.group_size)
+        out: Tensor = int4_linear(x, self.words, _bf16(self.scale), self.group_size)
         return out if self.bias is None else out + self.bias
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -40,10 +41,10 @@ class Int4Linear(nn.Module):
         shape = (self.out_features, self.in_features)
         tiles = _repacked(tensors, shape, group_size=self.group_size, device=self.words.device)
         self.words.copy_(tiles.words)
-        self.scale.copy_(tiles.scale)
+        self.scale.copy_(tiles.scale.view(torch.int16))
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        tiles = Int4Tiles(self.words, self.scale)
+        tiles = Int4Tiles(self.words, _bf16(self.scale))
         parts = _parts(tiles, self.in_features, self.group_size)
         destination |= {prefix + name: part for name, part in parts.items()}
         if self.bias is not None:
@@ -106,9 +107,9 @@ class Int4Experts(nn.Module):
         out: Tensor = int4_experts(
             hidden_states,
             self.gate_up_words,
-            self.gate_up_scale,
+            _bf16(self.gate_up_scale),
             self.down_words,
-            self.down_scale,
+            _bf16(self.down_scale),
             top_k_weights,
             top_k_index,
             self.group_size,
@@ -127,16 +128,16 @@ class Int4Experts(nn.Module):
             parts = {part: tensors[f"{name}.{part}"] for part in PARTS}
             tiles = _repacked(parts, self._shape(name), group_size=self.group_size, device=words.device)
             words[expert, :, rows].copy_(tiles.words)
-            scale[expert, :, rows].copy_(tiles.scale)
+            scale[expert, :, rows].copy_(tiles.scale.view(torch.int16))
 
     def expert_tensors(self, expert: int) -> dict[str, Tensor]:
         """What ``load_expert`` takes."""
         width = self.intermediate_dim
-        gate_up = (self.gate_up_words[expert], self.gate_up_scale[expert])
+        gate_up = (self.gate_up_words[expert], _bf16(self.gate_up_scale[expert]))
         found = {
             "gate_proj": Int4Tiles(gate_up[0][:, :width], gate_up[1][:, :width]),
             "up_proj": Int4Tiles(gate_up[0][:, width:], gate_up[1][:, width:]),
-            "down_proj": Int4Tiles(self.down_words[expert], self.down_scale[expert]),
+            "down_proj": Int4Tiles(self.down_words[expert], _bf16(self.down_scale[expert])),
         }
         return {
             f"{name}.{part}": tensor
@@ -176,13 +177,17 @@ class Int4Experts(nn.Module):
             unexpected_keys += [name for name in state_dict if name.startswith(prefix) and name not in known]
 
 
+def _bf16(bits: Tensor) -> Tensor:
+    return bits.view(torch.bfloat16)
+
+
 def _register(
     module: nn.Module, prefix: str, leading: tuple[int, ...], num_cols: int, group_size: int, device: Any
 ) -> None:
     num_tiles = -(-num_cols // TILE_COLS)
     shape = (*leading[:-1], num_tiles, leading[-1])
     words = torch.zeros((*shape, TILE_COLS // 8), dtype=torch.int32, device=device)
-    scale = torch.zeros((*shape, TILE_COLS // group_size), dtype=torch.bfloat16, device=device)
+    scale = torch.zeros((*shape, TILE_COLS // group_size), dtype=torch.int16, device=device)
     module.register_buffer(prefix + "words", words)
     module.register_buffer(prefix + "scale", scale)
 

@@ -72,6 +72,18 @@ def test_experts_take_and_give_the_checkpoints_tensors(device):
     assert_close("experts", expected, module(x, ids, weight), most=2.0**-7)
 
 
+def test_a_cast_of_the_model_leaves_scales_alone(device):
+    """Their bits mean BF16, whatever a model computes in."""
+    stored, _ = stored_experts(device)
+    module = nn_around(Int4Experts(4, 256, 64, group_size=GROUP, device=device))
+    module.experts.load_state_dict(stored)
+    x, (weight, ids) = tokens(3, device), router(3, device)
+    expected = module.experts(x, ids, weight)
+    module.half()
+    same(module.experts.state_dict(), stored)
+    assert torch.equal(module.float().experts(x, ids, weight), expected)
+
+
 def test_experts_of_a_rank(device):
     """The second half of four experts: ids stay those of the whole model."""
     stored, weights = stored_experts(device)
@@ -128,11 +140,12 @@ def test_operators_are_what_their_fakes_say(device):
     linear.load_state_dict(stored_linear(70, 160, device))
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     x = tokens(3, device, num_cols=160)
-    torch.library.opcheck(int4_linear, (x, linear.words, linear.scale, GROUP), test_utils=checks)
+    torch.library.opcheck(int4_linear, (x, linear.words, linear.scale.view(torch.bfloat16), GROUP), test_utils=checks)
     module = Int4Experts(4, 256, 64, group_size=GROUP, device=device)
     module.load_state_dict(stored_experts(device)[0])
     weight, ids = router(3, device)
-    arguments = (module.gate_up_words, module.gate_up_scale, module.down_words, module.down_scale, weight, ids, GROUP)
+    scales = [one.view(torch.bfloat16) for one in (module.gate_up_scale, module.down_scale)]
+    arguments = (module.gate_up_words, scales[0], module.down_words, scales[1], weight, ids, GROUP)
     torch.library.opcheck(int4_experts, (tokens(3, device), *arguments), test_utils=checks)
 
 

@@ -111,11 +111,14 @@ def test_the_tuner_writes_what_is_read(table, device, monkeypatch):
     countdown = iter(range(10**6, 0, -1))
 
     def time_of(call):
-        return float(next(countdown))
+        number = next(countdown)
+        if number % 29 == 0:  # some of the tiles are really run
+            call(number)
+        return float(number)
 
     monkeypatch.setattr(tune_kernels.torch.cuda, "get_device_name", lambda *_: GPU)
     document = tune_kernels.tune([1, 5], Sizes.small(), device, time_of) | {"gpu": GPU}
     write(document)
     last = list(tune_kernels.gemm_tiles(gemm_tile(num_tokens=5, num_rows=64, num_cols=256)))[-1]
     assert gemm_tile(num_tokens=5, num_rows=64, num_cols=256, gpu=GPU) == last
-    assert moe_tile(num_tokens=5, top_k=4, experts=(4, 64, 128), gpu=GPU).num_stages == 5
+    assert moe_tile(num_tokens=5, top_k=4, experts=(4, 64, 128), gpu=GPU).num_stages == 4

@@ -7,6 +7,7 @@ its own attempt; only the driver moves it to its place. So a node that was given
 import logging
 import shutil
 import socket
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,7 @@ _MOST_LOSSES = 5  # of one shard: then it is the shard that kills them
 _ATTEMPTS_NAME = "ray"
 _ANSWER_SECONDS = 10
 _BEGIN_SECONDS = 120
+_REMOVALS, _REMOVAL_SECONDS = 50, 0.1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,17 +63,18 @@ class NodeWorker:
     """What runs on a node, as an actor."""
 
     def __init__(self, conversion: Conversion, work: str) -> None:
-        # several shards are in work at once, and share the memory that is free here
-        free = available_memory_bytes()
-        share = None if free is None else free // _SHARDS_PER_NODE
-        num_jobs = min(conversion.num_jobs, choose_jobs(None, share, device=conversion.device))
-        self.conversion, self.work = replace(conversion, num_jobs=num_jobs), Path(work)
+        self.conversion, self.work = conversion, Path(work)
 
     def answer(self) -> None:
         """Nothing: what answers has begun."""
 
     def make(self, name: str, attempt: str) -> MadeShard:
-        """Make one shard in the folder of an attempt."""
+        """Make one shard in the folder of an attempt. Raises ResourceError where no worker fits into memory."""
+        # several shards are in work at once, and share the memory that is free here
+        free = available_memory_bytes()
+        share = None if free is None else free // _SHARDS_PER_NODE
+        device = self.conversion.device
+        num_jobs = min(self.conversion.num_jobs, choose_jobs(None, share, device=device))
         folder = attempt_folder(self.work, name, attempt)
         folder.mkdir(parents=True, exist_ok=True)
         plan, only = self.conversion.plan, frozenset({name})
@@ -79,8 +82,8 @@ class NodeWorker:
         if spool is not None:
             spool.expect(plan, only)
         made = MadeShard()
-        share = Share(directory=folder, spool=spool, journal=made, only=only)
-        execution = execute(plan, share, num_jobs=self.conversion.num_jobs, device=self.conversion.device)
+        own = Share(directory=folder, spool=spool, journal=made, only=only)
+        execution = execute(plan, own, num_jobs=num_jobs, device=device)
         made.encode_seconds, made.encoded_bytes = execution.encode_seconds, execution.encoded_bytes
         return made
 
@@ -177,7 +180,11 @@ class _Run:
         """No actor outlives the driver, and no folder of an attempt."""
         for actor in self.nodes.values():
             ray.kill(actor)
-        self._remove_attempts()
+        for _ in range(_REMOVALS):  # an actor dies a little later, and may write until then
+            self._remove_attempts()
+            if not (self.output.work / _ATTEMPTS_NAME).exists():
+                return
+            time.sleep(_REMOVAL_SECONDS)
 
     def _remove_attempts(self) -> None:
         folder = self.output.work / _ATTEMPTS_NAME

@@ -72,11 +72,6 @@ class PublishReport:
     num_sent: int
 
 
-def check_push(target: PushTarget) -> None:
-    """Raise UsageError for what is no name on the hub, SourceError where it does not know who asks."""
-    _sign_in(target)
-
-
 def prepare(conversion: Conversion, target: PushTarget) -> ConvertReport | None:
     """Before anything is converted: may this be published, and does the hub know who asks?
 
@@ -85,11 +80,12 @@ def prepare(conversion: Conversion, target: PushTarget) -> ConvertReport | None:
     """
     if conversion.plan.is_incomplete:
         _refuse_incomplete(conversion.target)
-    _sign_in(target)
+    check_push(target)
     return already_made(conversion)
 
 
-def _sign_in(target: PushTarget) -> None:
+def check_push(target: PushTarget) -> None:
+    """Raise UsageError for what is no name on the hub, SourceError where the hub does not know who asks."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, exported late

@@ -46,11 +46,8 @@ def int4_moe(
     if topk_ids.shape != topk_weights.shape or topk_ids.shape[:-1] != (num_tokens,):
         raise ValueError(f"{num_tokens} tokens, weights {tuple(topk_weights.shape)}, ids {tuple(topk_ids.shape)}")
     own_map = None if expert_map is None else expert_map.contiguous()
-    for name, ids, kinds in (
-        ("topk_ids", topk_ids, (torch.int32, torch.int64)),
-        ("expert_map", topk_ids if own_map is None else own_map, (torch.int32, torch.int64)),
-    ):
-        if ids.dtype not in kinds or ids.device != x.device:
+    for name, ids in (("topk_ids", topk_ids), ("expert_map", own_map)):
+        if ids is not None and (ids.dtype not in (torch.int32, torch.int64) or ids.device != x.device):
             raise ValueError(f"{name} is int32 or int64 on {x.device}, not {ids.dtype} on {ids.device}")
     out = torch.empty((num_tokens, num_cols), dtype=x.dtype, device=x.device)
     if out.numel() == 0:

@@ -13,6 +13,12 @@ LOG_2 = tl.constexpr(0.6931471805599453)
 _MIN_NORMAL_E4M3 = tl.constexpr(121 << 23)  # float32 bits of 2**-6
 _SUBNORMAL = tl.constexpr(512.0)
 _ROUND = tl.constexpr(8388608.0)  # 2**23: added, it leaves the nearest integer in the lowest bits
+HALF = tl.constexpr("""{
+.reg .b16 lo, hi;
+mov.b32 {lo, hi}, $2;
+cvt.rn.f16x2.e4m3x2 $0, lo;
+cvt.rn.f16x2.e4m3x2 $1, hi;
+}""")
 
 
 @triton.jit
@@ -73,7 +79,7 @@ def half(codes_TC, is_T, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-de
         return codes_TC.to(tl.float16)
     else:
         return tl.inline_asm_elementwise(
-            "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.rn.f16x2.e4m3x2 $0, lo; cvt.rn.f16x2.e4m3x2 $1, hi; }",
+            HALF,
             "=r,=r,r,r",
             [codes_TC, tl.broadcast_to(is_T[:, None].to(tl.int8), codes_TC.shape)],
             dtype=tl.float16,

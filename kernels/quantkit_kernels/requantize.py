@@ -1,10 +1,10 @@
 """FP8 blocks, BF16 or FP32 to INT4 groups on the GPU: the bytes of the CPU path, and the error of the result.
 
-Every sum of the search is one of integers below 2**53, so it is exact in any order; every division is the IEEE one;
-no multiplication is fused with an addition. Traffic is 1 + 0.5 + 2 / group bytes a weight: 1.56 for groups of 32.
-Neither mode is bound by that yet. absmax compiles to about 54 instructions a weight for sm_90, where an H200 has room
-for 15 at 70 % of its bandwidth: an exact division for each weight, and decoding in many small steps. The search does
-about 40 operations for each weight and candidate. A disk and the bus to the GPU are slower than either.
+Every sum of the search is one of integers below 2**53, so it is exact in any order; every division is the IEEE one, or
+rounds as it would; no multiplication is fused with an addition. Traffic is 1 + 0.5 + 2 / group bytes a weight: 1.56 for
+groups of 32, which leaves room for 10.8 instructions a weight at the bandwidth of an H200. absmax has 12 (see
+absmax_jit.py), so it can reach 90 %. The search does about 40 operations for each weight and candidate: it is bound by
+those, and still faster than the disk and the bus to the GPU.
 
 Suffixes: ``R`` rows, ``C`` columns, ``G`` groups along C, ``B`` blocks of the FP8 scale, ``W`` packed words.
 """
@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple
 import torch
 import triton
 
-from quantkit_kernels.launch import launches
+from quantkit_kernels.absmax_jit import absmax_kernel
+from quantkit_kernels.launch import IS_INTERPRETED, launches
 from quantkit_kernels.requantize_jit import FP8_CODES, FP8_VALUES, VALUES, error_kernel, quantize_kernel, row_kernel
 
 Scales = Literal["search", "absmax"]
@@ -25,9 +26,12 @@ CANDIDATES: dict[int, tuple[float, ...]] = {
 }
 """Per group size, the code that each candidate of the search gives the largest magnitude before clamping."""
 
-SEARCH_TILE, ABSMAX_TILE = 512, 2048  # weights of one program of 128 threads: registers hold them all
+TILE = 512  # weights of one program: registers hold them all
+ABSMAX_TILE = 2048  # 32 a thread: a whole group of 32, in loads of 16 bytes
+ENOUGH_PROGRAMS, MOST_ROWS = 4096, 16  # what fills a GPU; what a program takes one after the other
 ERROR_GROUPS = 128  # groups of one program: one for each thread
 OPTIONS = {"enable_fp_fusion": False, "num_warps": 4}
+ABSMAX_OPTIONS = {"enable_fp_fusion": False, "num_warps": 2}
 
 
 class Int4(NamedTuple):
@@ -82,8 +86,10 @@ def quantize(source: Source, *, group_size: int, scales: Scales, signed: bool) -
     device = source.array.device
     packed = torch.empty((num_rows, num_cols // 8), dtype=torch.int32, device=device)
     scale = torch.empty((num_rows, num_cols // group_size), dtype=torch.int16, device=device)
-    if scale.numel():
-        block_groups = (SEARCH_TILE if scales == "search" else ABSMAX_TILE) // group_size
+    if scales == "absmax" and _has_words(source, group_size):
+        _quantize_words(source, packed, scale, group_size=group_size)
+    elif scale.numel():
+        block_groups = TILE // group_size
         quantize_kernel[(triton.cdiv(scale.numel(), block_groups),)](
             *_source_arguments(source, group_size, is_search=scales == "search"),
             packed,
@@ -96,6 +102,40 @@ def quantize(source: Source, *, group_size: int, scales: Scales, signed: bool) -
             **OPTIONS,
         )
     return Int4(packed, scale.view(torch.bfloat16))
+
+
+def _has_words(source: Source, group_size: int) -> bool:
+    """Whether the source can be read in words of 64 bits, a group at a time: FP8 with one scale a group, or BF16."""
+    has_one_scale = source.scale is None or source.block[1] % group_size == 0
+    return has_one_scale and source.array.dtype != torch.float32 and source.array.data_ptr() % 8 == 0
+
+
+def _quantize_words(source: Source, packed: torch.Tensor, scale: torch.Tensor, *, group_size: int) -> None:
+    num_rows, num_cols = source.array.shape
+    tile_groups = ABSMAX_TILE // group_size
+    num_tiles = triton.cdiv(num_cols // group_size, tile_groups)
+    if not scale.numel():
+        return
+    rows_per_program = min(max(num_rows * num_tiles // ENOUGH_PROGRAMS, 1), MOST_ROWS)
+    blocks = source.array if source.scale is None else source.scale
+    absmax_kernel[(triton.cdiv(num_rows, rows_per_program) * num_tiles,)](
+        source.array.view(torch.int64),
+        blocks,
+        packed,
+        scale,
+        num_rows,
+        num_cols,
+        source.row_offset,
+        rows_per_program,
+        blocks.shape[1],
+        IS_FP8=source.scale is not None,
+        BLOCK_ROWS=source.block[0],
+        BLOCK_COLS=source.block[1],
+        GROUP=group_size,
+        TILE_G=tile_groups,
+        INTERPRET=IS_INTERPRETED,
+        **ABSMAX_OPTIONS,
+    )
 
 
 @launches

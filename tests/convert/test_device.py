@@ -41,7 +41,7 @@ def lanes(monkeypatch):
     monkeypatch.setattr(staging, "Lane", Watched)
     if not HAS_GPU:
         monkeypatch.setattr(staging, "count_gpus", lambda: 2)
-        for tile in ("SEARCH_TILE", "ABSMAX_TILE", "ERROR_GROUPS"):  # few large steps, not many small ones
+        for tile in ("TILE", "ABSMAX_TILE", "ERROR_GROUPS"):  # few large steps, not many small ones
             monkeypatch.setattr(requantize, tile, 1 << 15)
     return made
 

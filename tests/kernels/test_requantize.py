@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 def large_steps(device, monkeypatch):
     """The interpreter takes few large steps faster than many small ones; several programs are left."""
     if device == "cpu":
-        monkeypatch.setattr(requantize, "SEARCH_TILE", 4096)
+        monkeypatch.setattr(requantize, "TILE", 4096)
 
 
 def fp8_weight(rng, shape, block):
@@ -73,6 +73,31 @@ def test_floats_give_the_bytes_of_the_specification(dtype, scales, signed, devic
     array = torch.from_numpy(values_RC).to(dtype).to(device)
     ints = grid.value_grid(values_RC, group_size=32)
     check(Source(array), values_RC, ints, device, group_size=32, scales=scales, signed=signed)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
+def test_absmax_takes_several_rows_and_several_tiles_of_a_row(dtype, device, monkeypatch):
+    """The last of either are incomplete."""
+    monkeypatch.setattr(requantize, "ENOUGH_PROGRAMS", 7)
+    codes_RC, scale_BB = fp8_weight(np.random.default_rng(6), (10, 2048 + 96), (4, 32))
+    values_RC = fp8.dequantize(codes_RC, scale_BB, block=(4, 32), row_offset=0)
+    if dtype == torch.uint8:
+        source = Source(torch.from_numpy(codes_RC).to(device), torch.from_numpy(scale_BB).to(device), (4, 32))
+    else:
+        values_RC = bfloat16.to_float32(bfloat16.from_float32(values_RC))
+        source = Source(torch.from_numpy(values_RC).to(torch.bfloat16).to(device))
+    check(source, values_RC, None, device, group_size=32, scales="absmax", signed=False)
+
+
+def test_what_is_not_aligned_to_words_gives_the_same_bytes(device):
+    codes_RC, scale_BB = fp8_weight(np.random.default_rng(7), (5, 64), (128, 128))
+    raw = torch.zeros(5 * 64 + 3, dtype=torch.uint8, device=device)
+    array = raw[3:].view(5, 64)
+    array.copy_(torch.from_numpy(codes_RC))
+    assert array.data_ptr() % 8
+    values_RC = fp8.dequantize(codes_RC, scale_BB, block=(128, 128))
+    source = Source(array, torch.from_numpy(scale_BB).to(device))
+    check(source, values_RC, None, device, group_size=32, scales="absmax", signed=False)
 
 
 def test_a_later_row_finds_its_block(device):

@@ -19,6 +19,9 @@ SOURCE = {
 INT4 = {"packed_ptr": "*i32", "int4_scale_ptr": "*i16"}
 
 
+MOST_PER_WEIGHT = {True: 15.0, False: 24.0}  # room at 70 % of the bandwidth of an H200: 1.56 and 2.56 bytes a weight
+
+
 def check(compiled):
     assert compiled.stack_bytes == 0
     assert compiled.num_fused == 0
@@ -30,24 +33,43 @@ def check(compiled):
     [
         (FP8_CODES, "*u8", 32, 32, "search"),
         (FP8_CODES, "*u8", 128, 128, "search"),
-        (FP8_VALUES, "*u8", 32, 32, "absmax"),
         (FP8_VALUES, "*u8", 64, 1, "search"),
         (VALUES, "*bf16", 32, 1, "search"),
         (VALUES, "*fp32", 128, 1, "absmax"),
     ],
 )
 def test_quantization_fits_into_registers(kind, pointer, group_size, step, scales, tmp_path):
-    tile = requantize.SEARCH_TILE if scales == "search" else requantize.ABSMAX_TILE
     constants = {
         "KIND": kind.value,
         "SCALE_STEP": step,
         "GROUP": group_size,
-        "BLOCK_G": tile // group_size,
+        "BLOCK_G": requantize.TILE // group_size,
         "CANDIDATES": requantize.CANDIDATES[group_size] if scales == "search" else (),
         "SIGNED": True,
     }
     signature = SOURCE | {"source_ptr": pointer} | INT4 | {"num_groups": "i32"}
     check(compile_kernel(KERNELS + "quantize_kernel", signature, constants, tmp_path, **requantize.OPTIONS))
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("is_fp8", [True, False], ids=["fp8", "bf16"])
+def test_absmax_keeps_up_with_memory(is_fp8, group_size, tmp_path):
+    numbers = ("num_rows", "num_cols", "row_offset", "rows_per_program", "scale_cols")
+    signature = {"source_ptr": "*i64", "scale_ptr": "*fp32"} | INT4 | dict.fromkeys(numbers, "i32")
+    constants = {
+        "IS_FP8": is_fp8,
+        "BLOCK_ROWS": 128,
+        "BLOCK_COLS": 128,
+        "GROUP": group_size,
+        "TILE_G": requantize.ABSMAX_TILE // group_size,
+        "INTERPRET": False,
+    }
+    kernel = "quantkit_kernels.absmax_jit:absmax_kernel"
+    compiled = compile_kernel(kernel, signature, constants, tmp_path, **requantize.ABSMAX_OPTIONS)
+    assert compiled.stack_bytes == 0
+    assert compiled.num_fused == compiled.ptx.count("fma.rn.bf16x2")  # those of the assembly, on purpose
+    num_threads = 32 * requantize.ABSMAX_OPTIONS["num_warps"]
+    assert len(compiled.loop) * num_threads / requantize.ABSMAX_TILE <= MOST_PER_WEIGHT[is_fp8]
 
 
 @pytest.mark.parametrize("group_size", [32, 128])

@@ -26,6 +26,7 @@ CANDIDATES: dict[int, tuple[float, ...]] = {
 }
 """Per group size, the code that each candidate of the search gives the largest magnitude before clamping."""
 
+MAX_IMPORTANCE = 2**16 - 1
 TILE = 512  # weights of one program: registers hold them all
 ABSMAX_TILE = 2048  # 32 a thread: a whole group of 32, in loads of 16 bytes
 ENOUGH_PROGRAMS, MOST_ROWS = 4096, 16  # what fills a GPU; what a program takes one after the other
@@ -67,21 +68,46 @@ def requantize_fp8_to_int4(
     group_size: int,
     scales: Scales = "search",
     signed: bool = True,
+    importance: torch.Tensor | None = None,
     block: tuple[int, int] = (128, 128),
 ) -> Int4:
     """INT4 groups of ``codes`` [R, C] (float8_e4m3fn, no NaN) times ``scale_inv`` [ceil(R / 128), ceil(C / 128)].
 
     ``scales``: ``absmax`` is what compressed-tensors 0.19 computes, ``search`` looks for the best scale of each group;
-    ``signed`` lets it be negative. Raises ValueError for shapes and dtypes that do not go together. NaN codes are not
-    looked for: that would wait for the GPU.
+    ``signed`` lets it be negative. ``importance``: second moments [C] of the input channels, finite and not negative,
+    in any unit; the search weighs squared errors with them. Raises ValueError for shapes and dtypes that do not go
+    together. NaN is not looked for: that would wait for the GPU.
     """
-    return quantize(Source(codes, scale_inv.float(), block), group_size=group_size, scales=scales, signed=signed)
+    source = Source(codes, scale_inv.float(), block)
+    if importance is None:
+        return quantize(source, group_size=group_size, scales=scales, signed=signed)
+    if group_size not in CANDIDATES or importance.shape != codes.shape[1:] or len(importance) % group_size:
+        raise ValueError(f"importance {tuple(importance.shape)} does not go with {tuple(codes.shape)} in {group_size}")
+    levels = importance_levels(importance, group_size=group_size)
+    return quantize(source, group_size=group_size, scales=scales, signed=signed, levels=levels)
+
+
+def importance_levels(moments: torch.Tensor, *, group_size: int) -> torch.Tensor:
+    """Second moments [C] in steps of 1/65,535 of their group's largest, at least one; 0 where all of a group are 0."""
+    grouped = moments.double().reshape(-1, group_size)
+    largest = grouped.amax(dim=1, keepdim=True)
+    steps = (grouped / torch.where(largest > 0, largest, 1.0) * MAX_IMPORTANCE).round().clamp_min(1)
+    return torch.where(largest > 0, steps, 0.0).to(torch.int32).reshape(-1)
 
 
 @launches
-def quantize(source: Source, *, group_size: int, scales: Scales, signed: bool) -> Int4:
-    """INT4 groups of any source. Raises ValueError for shapes and dtypes that do not go together."""
+def quantize(
+    source: Source, *, group_size: int, scales: Scales, signed: bool, levels: torch.Tensor | None = None
+) -> Int4:
+    """INT4 groups of any source; ``levels`` int32 [C]: importance, 0 where it is not known.
+
+    Raises ValueError for shapes and dtypes that do not go together.
+    """
     _check(source, group_size)
+    if levels is not None and (scales != "search" or levels.dtype != torch.int32 or not levels.is_contiguous()):
+        raise ValueError(f"importance is for the search, as contiguous int32, not {levels.dtype} for {scales}")
+    if levels is not None and (levels.shape != source.array.shape[1:] or levels.device != source.array.device):
+        raise ValueError(f"importance is [{source.array.shape[1]}] on {source.array.device}, not {levels.shape}")
     num_rows, num_cols = source.array.shape
     device = source.array.device
     packed = torch.empty((num_rows, num_cols // 8), dtype=torch.int32, device=device)
@@ -92,6 +118,7 @@ def quantize(source: Source, *, group_size: int, scales: Scales, signed: bool) -
         block_groups = TILE // group_size
         quantize_kernel[(triton.cdiv(scale.numel(), block_groups),)](
             *_source_arguments(source, group_size, is_search=scales == "search"),
+            packed if levels is None else levels,
             packed,
             scale,
             scale.numel(),
@@ -99,6 +126,7 @@ def quantize(source: Source, *, group_size: int, scales: Scales, signed: bool) -
             BLOCK_G=block_groups,
             CANDIDATES=CANDIDATES[group_size] if scales == "search" else (),
             SIGNED=signed,
+            HAS_IMPORTANCE=levels is not None,
             **OPTIONS,
         )
     return Int4(packed, scale.view(torch.bfloat16))

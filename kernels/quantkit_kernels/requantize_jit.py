@@ -77,14 +77,17 @@ def _round_scale(value):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _search(x, unit, GROUP: tl.constexpr, CANDIDATES: tl.constexpr, SIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What to multiply integers by to get codes, and the bits of the scales."""
+def _search(  # type: ignore[no-untyped-def]
+    x, unit, levels, GROUP: tl.constexpr, CANDIDATES: tl.constexpr, SIGNED: tl.constexpr
+):
+    """What to multiply integers by to get codes, and the bits of the scales; ``levels``: of importance, 0 unknown."""
     amax = tl.max(tl.abs(x), axis=1)
     largest = _first_of_largest(x, amax, GROUP)
     wide = x.to(tl.int64)
     mean_square = tl.sum(wide * wide, axis=1) // GROUP
     rms = _square_root(mean_square).to(tl.int32)
-    weight = tl.minimum(rms[:, None] + tl.abs(x), _MAX_WEIGHT).to(tl.float32)
+    weight = tl.minimum(rms[:, None] + tl.abs(x), _MAX_WEIGHT)
+    weight = tl.where(levels > 0, levels, weight).to(tl.float32)
     values = x.to(tl.float32)
     moment = weight.to(tl.float64) * values.to(tl.float64)
     flip = tl.full(amax.shape, 1.0, tl.float32)
@@ -136,6 +139,7 @@ def quantize_kernel(  # type: ignore[no-untyped-def]
     scale_cols,
     KIND: tl.constexpr,
     SCALE_STEP: tl.constexpr,
+    importance_ptr,
     packed_ptr,
     int4_scale_ptr,
     num_groups,
@@ -143,19 +147,24 @@ def quantize_kernel(  # type: ignore[no-untyped-def]
     BLOCK_G: tl.constexpr,
     CANDIDATES: tl.constexpr,
     SIGNED: tl.constexpr,
+    HAS_IMPORTANCE: tl.constexpr,
 ):
     """Packed words and scales of ``BLOCK_G`` groups; no candidates means absmax."""
     group = tl.program_id(0).to(tl.int64) * BLOCK_G + tl.arange(0, BLOCK_G)
     is_group = group < num_groups
     offsets = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     mask = tl.broadcast_to(is_group[:, None], offsets.shape)
+    levels = tl.zeros(offsets.shape, tl.int32)
+    if HAS_IMPORTANCE:
+        column = (group % (num_cols // GROUP))[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        levels = tl.load(importance_ptr + column)
     if SCALE_STEP == GROUP:
         scale = _load_scale(
             scale_ptr, group * GROUP, is_group, num_cols, row_offset, block_rows, block_cols, scale_cols
         )
     if KIND == FP8_CODES:
         x = _load_ints(source_ptr, offsets, mask)
-        inverse, bits = _search(x, scale.to(tl.float64) * (2.0**-9), GROUP, CANDIDATES, SIGNED)
+        inverse, bits = _search(x, scale.to(tl.float64) * (2.0**-9), levels, GROUP, CANDIDATES, SIGNED)
         scaled = x.to(tl.float32)
     else:
         if KIND == FP8_VALUES:
@@ -174,7 +183,7 @@ def quantize_kernel(  # type: ignore[no-untyped-def]
             divisor = tl.where(amax == 0.0, 1.0, amax)
             ratio = scaled.to(tl.float64) * 65536.0 / divisor[:, None]
             x = ((ratio + _ROUND_F64) - _ROUND_F64).to(tl.int32)
-            inverse, bits = _search(x, amax * (2.0**-16), GROUP, CANDIDATES, SIGNED)
+            inverse, bits = _search(x, amax * (2.0**-16), levels, GROUP, CANDIDATES, SIGNED)
             scaled = x.to(tl.float32)
     code = _round_codes(scaled, inverse[:, None]).to(tl.int32) + 8
     shift = 4 * tl.arange(0, 8)

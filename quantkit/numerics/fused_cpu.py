@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from quantkit.numerics import bfloat16, fp8
 from quantkit.numerics.fp8 import expand_blocks
-from quantkit.numerics.fused_tiles import BF16, F32, FP8, dequantize_rows, error_tiles, quantize_tiles
+from quantkit.numerics.fused_tiles import quantize_tiles
+from quantkit.numerics.fused_values import BF16, F32, FP8, dequantize_rows, error_tiles
 from quantkit.numerics.grid import has_one_scale_per_group
 from quantkit.numerics.search import CANDIDATES
 from quantkit.numerics.simd import LANES
@@ -72,6 +73,15 @@ def _group_scales(
 
 
 _NO_SCALES = _input(np.zeros(LANES, np.float32), LANES)
+_NO_IMPORTANCE = _input(np.empty(0, np.uint8), 0)
+
+
+def _importance(importance_C: NDArray[np.uint16] | None, group_size: int) -> NDArray[np.uint8]:
+    """Of a row, and of the row that follows as far as a tile can reach into it; nothing where nothing is known."""
+    if importance_C is None:
+        return _NO_IMPORTANCE
+    count = len(importance_C) + (LANES - 1) * group_size
+    return _input(np.resize(importance_C, count), count)
 
 
 def _quantize(
@@ -81,6 +91,7 @@ def _quantize(
     group_size: int,
     scales: Scales,
     signed: bool,
+    importance_C: NDArray[np.uint16] | None,
 ) -> tuple[Packed, Bits]:
     num_rows, num_cols = array_RC.shape
     assert group_size in CANDIDATES, group_size
@@ -92,8 +103,10 @@ def _quantize(
     int4_scale = np.empty(padded_groups, np.uint16)
     candidates = np.array(CANDIDATES[group_size] if scales == "search" else (), np.float32)
     if num_groups:
+        importance = _importance(importance_C, group_size)
         quantize_tiles(
-            source, kind, scale, padded_groups, group_size, candidates, signed, _scratch(), packed, int4_scale
+            *(source, kind, scale, padded_groups, group_size, candidates, signed),
+            *(importance, num_cols // group_size, _scratch(), packed, int4_scale),
         )
     packed_RW = packed[: num_groups * group_size // 8].reshape(num_rows, num_cols // 8)
     return packed_RW, int4_scale[:num_groups].reshape(num_rows, num_cols // group_size)
@@ -108,20 +121,28 @@ def quantize_fp8(
     group_size: int,
     scales: Scales = "search",
     signed: bool = True,
+    importance_C: NDArray[np.uint16] | None = None,
 ) -> tuple[Packed, Bits]:
     """Packed INT4 words and BF16 scales of FP8 codes without NaN; scales are finite, 0 only over zeros."""
     if not has_one_scale_per_group(block[1], group_size):
         values_RC = _dequantize(codes_RC, scale_BB, block, row_offset, np.float32)
-        return quantize_values(values_RC, group_size=group_size, scales=scales, signed=signed)
+        return quantize_values(
+            values_RC, group_size=group_size, scales=scales, signed=signed, importance_C=importance_C
+        )
     scale = _group_scales(codes_RC, scale_BB, block, row_offset, group_size)
-    return _quantize(codes_RC, FP8, scale, group_size, scales, signed)
+    return _quantize(codes_RC, FP8, scale, group_size, scales, signed, importance_C)
 
 
 def quantize_values(
-    values_RC: Bits | NDArray[np.float32], *, group_size: int, scales: Scales = "search", signed: bool = True
+    values_RC: Bits | NDArray[np.float32],
+    *,
+    group_size: int,
+    scales: Scales = "search",
+    signed: bool = True,
+    importance_C: NDArray[np.uint16] | None = None,
 ) -> tuple[Packed, Bits]:
     """Packed INT4 words and BF16 scales of finite BF16 (uint16) or float32 values."""
-    return _quantize(values_RC, _kind(values_RC), _NO_SCALES, group_size, scales, signed)
+    return _quantize(values_RC, _kind(values_RC), _NO_SCALES, group_size, scales, signed, importance_C)
 
 
 def _dequantize(

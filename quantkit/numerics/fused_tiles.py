@@ -10,13 +10,13 @@ states, or is exact.
 from quantkit.numerics.absmax import ZERO_GROUP_SCALE
 from quantkit.numerics.bfloat16 import MIN_NORMAL
 from quantkit.numerics.fp8 import E4M3_UNIT
+from quantkit.numerics.fused_values import FP8, decode_tile, load_tile, round_bf16
 from quantkit.numerics.kernel_cache import compiled as _jit
 from quantkit.numerics.search import MAX_WEIGHT
 from quantkit.numerics.simd import (
     LANES,
     absolute,
     exact_multiply_add,
-    f32_bits_as_i32,
     f32_to_f64,
     f32_to_i32,
     f64_bits_as_i64,
@@ -28,8 +28,6 @@ from quantkit.numerics.simd import (
     i64_to_i32,
     load_f32,
     load_f64,
-    load_u8,
-    load_u16,
     maximum,
     minimum,
     rint,
@@ -44,55 +42,6 @@ from quantkit.numerics.simd import (
     store_f64,
     store_u16,
 )
-
-FP8, BF16, F32 = 0, 1, 2  # kinds of source
-
-
-@_jit
-def _decode_e4m3(byte):  # type: ignore[no-untyped-def]
-    """E4M3 codes to float32 integers of 2**-9, in integer steps: no subnormal ever meets the float unit."""
-    magnitude = byte & splat_i32(0x7F)
-    scaled = i32_bits_as_f32((magnitude << splat_i32(20)) + splat_i32(129 << 23))
-    # exponent field 0 has no hidden one
-    ints = select(magnitude < splat_i32(8), scaled + scaled - splat_f32(8.0), scaled)
-    return i32_bits_as_f32(f32_bits_as_i32(ints) | ((byte & splat_i32(0x80)) << splat_i32(24)))
-
-
-@_jit
-def _round_bf16(values):  # type: ignore[no-untyped-def]
-    """The bits of the nearest BF16, ties to even, in the upper half of each lane. No NaN."""
-    word = f32_bits_as_i32(values)
-    odd = (word >> splat_i32(16)) & splat_i32(1)
-    return (word + splat_i32(0x7FFF) + odd) & splat_i32(-65536)
-
-
-@_jit
-def _load_tile(source, kind, first, group_size, x):  # type: ignore[no-untyped-def]
-    """Transpose 16 groups into ``x``: integers of 2**-9 for FP8, values otherwise."""
-    for k in range(0, group_size, 4):
-        if kind == FP8:
-            words = gather_words(source, first * group_size + k, group_size)
-            for j in range(4):
-                byte = (words >> splat_i32(8 * j)) & splat_i32(0xFF)
-                store_f32(x, (k + j) * LANES, _decode_e4m3(byte))
-        elif kind == BF16:
-            for j in range(0, 4, 2):
-                words = gather_words(source, 2 * (first * group_size + k + j), 2 * group_size)
-                store_f32(x, (k + j) * LANES, i32_bits_as_f32(words << splat_i32(16)))
-                store_f32(x, (k + j + 1) * LANES, i32_bits_as_f32(words & splat_i32(-65536)))
-        else:
-            for j in range(4):
-                words = gather_words(source, 4 * (first * group_size + k + j), 4 * group_size)
-                store_f32(x, (k + j) * LANES, i32_bits_as_f32(words))
-
-
-@_jit
-def _decode_tile(kind, first, group_size, scale, x):  # type: ignore[no-untyped-def]
-    """Integers of 2**-9 to values, in place."""
-    if kind == FP8:
-        block_scale = load_f32(scale, first)
-        for k in range(group_size):
-            store_f32(x, k * LANES, load_f32(x, k * LANES) * splat_f32(E4M3_UNIT) * block_scale)
 
 
 @_jit
@@ -137,9 +86,23 @@ def _weigh_tile(x, weight, moment, group_size):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _search_tile(x, weight, moment, unit, group_size, candidates, is_signed):  # type: ignore[no-untyped-def]
+def _weigh_by_importance(importance, at, x, weight, moment, group_size):  # type: ignore[no-untyped-def]
+    """Put what is known of the input channels in the place of w; ``at``: the byte of the first lane's channel."""
+    for k in range(0, group_size, 2):
+        words = gather_words(importance, at + 2 * k, 2 * group_size)
+        for j in range(2):
+            level = f64_to_f32(i32_to_f64((words >> splat_i32(16 * j)) & splat_i32(0xFFFF)))
+            w = select(level == splat_f32(0.0), load_f32(weight, (k + j) * LANES), level)
+            store_f32(weight, (k + j) * LANES, w)
+            store_f64(moment, (k + j) * LANES, f32_to_f64(w) * f32_to_f64(load_f32(x, (k + j) * LANES)))
+
+
+@_jit
+def _search_tile(x, weight, moment, unit, group_size, candidates, is_signed, importance, at):  # type: ignore[no-untyped-def]
     """What to multiply x by to get codes, and the bits of the scales. The bit budget stands in search.py."""
     largest = _weigh_tile(x, weight, moment, group_size)
+    if len(importance) > 0:
+        _weigh_by_importance(importance, at, x, weight, moment, group_size)
     amax = maximum(absolute(largest), splat_f32(1.0))
     flip = splat_f32(1.0)
     if is_signed:
@@ -180,14 +143,14 @@ def _absmax_tile(x, group_size):  # type: ignore[no-untyped-def]
     """Values to quotients, in place, and the bits of the scales: the arithmetic of absmax.py."""
     amax = splat_f32(0.0)
     for k in range(group_size):
-        value = i32_bits_as_f32(_round_bf16(load_f32(x, k * LANES)))
+        value = i32_bits_as_f32(round_bf16(load_f32(x, k * LANES)))
         store_f32(x, k * LANES, value)
         amax = maximum(amax, absolute(value))
-    bits = _round_bf16(amax / splat_f32(7.5))
+    bits = round_bf16(amax / splat_f32(7.5))
     bits = select(bits == splat_i32(0), splat_i32(ZERO_GROUP_SCALE << 16), bits)
     scale = i32_bits_as_f32(bits)
     for k in range(group_size):
-        store_f32(x, k * LANES, i32_bits_as_f32(_round_bf16(load_f32(x, k * LANES) / scale)))
+        store_f32(x, k * LANES, i32_bits_as_f32(round_bf16(load_f32(x, k * LANES) / scale)))
     return bits >> splat_i32(16)
 
 
@@ -203,83 +166,31 @@ def _pack_tile(x, inverse, first, group_size, packed):  # type: ignore[no-untype
 
 @_jit
 def quantize_tiles(  # type: ignore[no-untyped-def]
-    source, kind, scale, num_groups, group_size, candidates, is_signed, scratch, packed, int4_scale
-):
-    """All groups of ``source`` (bytes); no candidates means absmax."""
-    x, weight, moment = scratch
-    for start in range(0, num_groups, LANES):
-        first = min(start, num_groups - LANES)
-        _load_tile(source, kind, first, group_size, x)
-        if len(candidates) == 0:
-            _decode_tile(kind, first, group_size, scale, x)
-            bits = _absmax_tile(x, group_size)
-            inverse = splat_f32(1.0)
-        else:
-            unit = _grid_tile(kind, first, group_size, scale, x)
-            inverse, bits = _search_tile(x, weight, moment, unit, group_size, candidates, is_signed)
-        _pack_tile(x, inverse, first, group_size, packed)
-        store_u16(int4_scale, first, bits)
-
-
-@_jit
-def error_tiles(  # type: ignore[no-untyped-def]
     source,
     kind,
     scale,
     num_groups,
     group_size,
+    candidates,
+    is_signed,
+    importance,
     groups_per_row,
+    scratch,
     packed,
     int4_scale,
-    scratch,
-    error2,
-    reference2,
 ):
-    """Add each group's sums to its row, in the order of metrics.py."""
-    x, _, sums = scratch
-    done = 0
+    """All groups of ``source`` (bytes); no candidates means absmax. ``importance``: of a row and 15 more groups."""
+    x, weight, moment = scratch
     for start in range(0, num_groups, LANES):
         first = min(start, num_groups - LANES)
-        _load_tile(source, kind, first, group_size, x)
-        _decode_tile(kind, first, group_size, scale, x)
-        step = f32_to_f64(i32_bits_as_f32(load_u16(int4_scale, first) << splat_i32(16)))
-        error = splat_f64(0.0)
-        reference = splat_f64(0.0)
-        for k in range(0, group_size, 8):
-            words = gather_words(packed, (first * group_size + k) // 2, group_size // 2)
-            for j in range(8):
-                nibble = (words >> splat_i32(4 * j)) & splat_i32(15)
-                value = f32_to_f64(load_f32(x, (k + j) * LANES))
-                difference = value - i32_to_f64(nibble - splat_i32(8)) * step
-                error = error + difference * difference
-                reference = reference + value * value
-        store_f64(sums, 0, error)
-        store_f64(sums, LANES, reference)
-        for lane in range(done - first, LANES):
-            row = (first + lane) // groups_per_row
-            error2[row] += sums[lane]
-            reference2[row] += sums[LANES + lane]
-        done = first + LANES
-
-
-@_jit
-def dequantize_rows(  # type: ignore[no-untyped-def]
-    codes, last_codes, scale, block_rows, block_cols, row_offset, num_rows, num_cols, is_bf16, out
-):
-    """Decode block by block. ``out`` has 16 items to spare: a short block spills into what comes next."""
-    total = num_rows * num_cols
-    for row in range(num_rows):
-        block_row = (row + row_offset) // block_rows
-        for left in range(0, num_cols, block_cols):
-            factor = splat_f32(scale[block_row, left // block_cols])
-            end = row * num_cols + min(left + block_cols, num_cols)
-            for at in range(row * num_cols + left, end, LANES):
-                if at + LANES <= total:
-                    byte = load_u8(codes, at)
-                else:
-                    byte = load_u8(last_codes, at - (total - min(total, LANES)))
-                value = _decode_e4m3(byte) * splat_f32(E4M3_UNIT) * factor
-                if is_bf16:
-                    store_u16(out, at, _round_bf16(value) >> splat_i32(16))
-                else:
-                    store_f32(out, at, value)
+        load_tile(source, kind, first, group_size, x)
+        if len(candidates) == 0:
+            decode_tile(kind, first, group_size, scale, x)
+            bits = _absmax_tile(x, group_size)
+            inverse = splat_f32(1.0)
+        else:
+            unit = _grid_tile(kind, first, group_size, scale, x)
+            at = first % groups_per_row * group_size * 2
+            inverse, bits = _search_tile(x, weight, moment, unit, group_size, candidates, is_signed, importance, at)
+        _pack_tile(x, inverse, first, group_size, packed)
+        store_u16(int4_scale, first, bits)

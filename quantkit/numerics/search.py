@@ -5,7 +5,10 @@ so element i weighs ``w = rms + |x|``. A candidate maps the largest magnitude to
 codes l. The best scale for those codes is A / B with ``A = sum w*x*l`` and ``B = sum w*l*l``; the error
 it leaves falls as ``A*A / B`` grows.
 
-Bit budget: |x| < 2**18, w < 2**18, |l| <= 8, at most 2**7 elements. So ``sum x*x < 2**43``, ``|A| <
+Where the second moments of the input channels are known, they are the weights instead, as integers of 16 bits for
+each group; a group whose moments are all zero is searched as without them.
+
+Bit budget: |x| < 2**18, w < 2**18 (importance: 2**16), |l| <= 8, at most 2**7 elements. So ``sum x*x < 2**43``, ``|A| <
 2**46`` and ``B < 2**31``: exact in int64 and in float64, in any order. A term of B is below 2**24: exact
 in float32 too.
 
@@ -19,6 +22,7 @@ from quantkit.numerics.absmax import ZERO_GROUP_SCALE
 from quantkit.numerics.bfloat16 import MIN_NORMAL, from_float64, to_float32
 
 MAX_WEIGHT = 2**18 - 1
+MAX_IMPORTANCE = 2**16 - 1
 _COMMON = (7.2, 7.8, 8.1, 8.4, 8.7)
 CANDIDATES: dict[int, tuple[float, ...]] = {32: _COMMON, 64: _COMMON, 128: (*_COMMON, 12.8)}
 """Per group size, the code that each candidate gives the largest magnitude before clamping.
@@ -27,12 +31,31 @@ The last one of 128 clips at 5/8 of the largest magnitude, for groups with one f
 """
 
 
+def importance_levels(moments_C: NDArray[np.float64], *, group_size: int) -> NDArray[np.uint16]:
+    """Second moments, finite and not negative, as fractions of their group's largest in steps of 1/65,535.
+
+    A channel is at least one step, unless its whole group is zero. Two divisions in float64, rounded half to even.
+    """
+    moments_GS = moments_C.reshape(-1, group_size).astype(np.float64)
+    largest_G1 = moments_GS.max(-1, keepdims=True)
+    is_known_G1 = largest_G1 > 0
+    fraction_GS = moments_GS / np.where(is_known_G1, largest_G1, 1.0)
+    levels_GS = np.maximum(np.rint(fraction_GS * MAX_IMPORTANCE), 1)
+    return np.where(is_known_G1, levels_GS, 0).astype(np.uint16).reshape(-1)
+
+
 def quantize_search(
-    ints_RC: NDArray[np.int32], unit_RG: NDArray[np.float64], *, group_size: int, signed: bool = True
+    ints_RC: NDArray[np.int32],
+    unit_RG: NDArray[np.float64],
+    *,
+    group_size: int,
+    signed: bool = True,
+    importance_C: NDArray[np.uint16] | None = None,
 ) -> tuple[NDArray[np.int8], NDArray[np.uint16]]:
     """Codes and BF16 scales; ``signed`` lets a scale be negative, so that the largest magnitude may use -8.
 
-    The largest magnitude is the first one on ties. A zero group has codes 0 and the scale of absmax.
+    ``importance_C``: from ``importance_levels``. The largest magnitude is the first one on ties. A zero group has
+    codes 0 and the scale of absmax.
     """
     num_rows, num_cols = ints_RC.shape
     assert num_cols % group_size == 0, (num_cols, group_size)
@@ -47,7 +70,8 @@ def quantize_search(
         first_RG1 = np.abs(x_RGS).argmax(-1)[..., None]
         flip_RG1 = np.where(np.take_along_axis(x_RGS, first_RG1, -1) > 0, -1, 1)
     y_RGS = flip_RG1 * x_RGS
-    ratio_RG = _best_ratio(y_RGS, amax_RG1, CANDIDATES[group_size])
+    weight_RGS = _weights(y_RGS, importance_C)
+    ratio_RG = _best_ratio(y_RGS, weight_RGS, amax_RG1, CANDIDATES[group_size])
 
     scale_RG = from_float64(np.maximum(ratio_RG * unit_RG, MIN_NORMAL))
     inverse_RG = np.where(is_zero_RG1[..., 0], 0.0, unit_RG / to_float32(scale_RG).astype(np.float64))
@@ -58,10 +82,12 @@ def quantize_search(
 
 
 def _best_ratio(
-    y_RGS: NDArray[np.int64], amax_RG1: NDArray[np.int64], candidates: tuple[float, ...]
+    y_RGS: NDArray[np.int64],
+    weight_RGS: NDArray[np.int64],
+    amax_RG1: NDArray[np.int64],
+    candidates: tuple[float, ...],
 ) -> NDArray[np.float64]:
     """A / B of the candidate with the highest score ``(A*A)/B`` in float64; the earliest one on ties."""
-    weight_RGS = _weights(y_RGS)
     best_score_RG = np.full(y_RGS.shape[:2], -1.0)
     best_ratio_RG = np.zeros(y_RGS.shape[:2])
     for steps in candidates:
@@ -75,12 +101,15 @@ def _best_ratio(
     return best_ratio_RG
 
 
-def _weights(x_RGS: NDArray[np.int64]) -> NDArray[np.int64]:
+def _weights(x_RGS: NDArray[np.int64], importance_C: NDArray[np.uint16] | None) -> NDArray[np.int64]:
     """``rms + |x|``, saturating; the integer square root is exact because the mean square is below 2**52."""
     mean_square_RG1 = (x_RGS * x_RGS).sum(-1, keepdims=True) // x_RGS.shape[-1]
     rms_RG1 = np.floor(np.sqrt(mean_square_RG1.astype(np.float64))).astype(np.int64)
     weight_RGS: NDArray[np.int64] = np.minimum(rms_RG1 + np.abs(x_RGS), MAX_WEIGHT)
-    return weight_RGS
+    if importance_C is None:
+        return weight_RGS
+    importance_GS = importance_C.reshape(x_RGS.shape[1:]).astype(np.int64)
+    return np.where(importance_GS > 0, importance_GS, weight_RGS)
 
 
 def _round_codes(y_RGS: NDArray[np.int64], inverse_RG1: NDArray[np.float32]) -> NDArray[np.int64]:

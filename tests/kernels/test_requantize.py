@@ -29,15 +29,16 @@ def fp8_weight(rng, shape, block):
     return codes_RC, np.exp2(rng.uniform(-12, 4, blocks)).astype(np.float32)
 
 
-def expected(values_RC, ints, *, group_size, scales, signed):
+def expected(values_RC, ints, *, group_size, scales, signed, importance_C=None):
     if scales == "absmax":
         return absmax.quantize_absmax(bfloat16.from_float32(values_RC), group_size=group_size)
-    return search.quantize_search(*ints, group_size=group_size, signed=signed)
+    return search.quantize_search(*ints, group_size=group_size, signed=signed, importance_C=importance_C)
 
 
-def check(source, values_RC, ints, device, *, group_size, scales, signed):
-    codes_RC, scale_RG = expected(values_RC, ints, group_size=group_size, scales=scales, signed=signed)
-    int4 = quantize(source, group_size=group_size, scales=scales, signed=signed)
+def check(source, values_RC, ints, device, *, group_size, importance_C=None, **mode):
+    codes_RC, scale_RG = expected(values_RC, ints, group_size=group_size, importance_C=importance_C, **mode)
+    levels = None if importance_C is None else torch.from_numpy(importance_C.astype(np.int32)).to(device)
+    int4 = quantize(source, group_size=group_size, levels=levels, **mode)
     assert (int4.scale.view(torch.int16).cpu().numpy().view(np.uint16) == scale_RG).all()
     assert (int4.packed.cpu().numpy() == packing.pack_int4(codes_RC)).all()
     errors = row_errors(source, int4, group_size=group_size)
@@ -154,6 +155,52 @@ def test_every_code_is_decoded(device):
         check(source, values_RC, ints, device, group_size=32, scales=scales, signed=signed)
 
 
+def moments(rng, num_cols):
+    """Of very different sizes, some of them zero, and a first group of which nothing is known."""
+    found = np.exp(rng.uniform(-20, 5, num_cols)) * (rng.random(num_cols) > 0.1)
+    found[:128] = 0.0
+    return found
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+def test_importance_gives_the_bytes_of_the_specification(group_size, signed, device):
+    rng = np.random.default_rng(8)
+    codes_RC, scale_BB = fp8_weight(rng, (9, 384), (128, 128))
+    importance_C = search.importance_levels(moments(rng, 384), group_size=group_size)
+    ints = grid.fp8_grid(codes_RC, scale_BB, block=(128, 128), group_size=group_size)
+    source = Source(torch.from_numpy(codes_RC).to(device), torch.from_numpy(scale_BB).to(device))
+    values_RC = fp8.dequantize(codes_RC, scale_BB, block=(128, 128))
+    mode = {"group_size": group_size, "scales": "search", "signed": signed, "importance_C": importance_C}
+    check(source, values_RC, ints, device, **mode)
+    values_RC = bfloat16.to_float32(bfloat16.from_float32(values_RC))
+    source = Source(torch.from_numpy(values_RC).to(torch.bfloat16).to(device))
+    check(source, values_RC, grid.value_grid(values_RC, group_size=group_size), device, **mode)
+
+
+def test_second_moments_become_the_same_levels(device):
+    rng = np.random.default_rng(9)
+    found = moments(rng, 1 << 14)
+    found[::5] = np.floor(rng.random(len(found[::5])) * 131070) / 2  # halves, of a largest that makes them ties
+    found[31::64] = 65535.0
+    for group_size in (32, 64, 128):
+        levels = requantize.importance_levels(torch.from_numpy(found).to(device), group_size=group_size)
+        assert (levels.cpu().numpy() == search.importance_levels(found, group_size=group_size)).all()
+
+
+def test_the_public_form_takes_second_moments(device):
+    rng = np.random.default_rng(10)
+    codes_RC, scale_BB = fp8_weight(rng, (4, 256), (128, 128))
+    found = moments(rng, 256).astype(np.float32)
+    arrays = (torch.from_numpy(codes_RC).to(device), torch.from_numpy(scale_BB).to(device))
+    int4 = requantize_fp8_to_int4(*arrays, group_size=64, importance=torch.from_numpy(found).to(device))
+    ints = grid.fp8_grid(codes_RC, scale_BB, block=(128, 128), group_size=64)
+    levels = search.importance_levels(found, group_size=64)
+    wanted, _ = search.quantize_search(*ints, group_size=64, importance_C=levels)
+    assert (int4.packed.cpu().numpy() == packing.pack_int4(wanted)).all()
+    assert not (int4.packed.cpu() == requantize_fp8_to_int4(*arrays, group_size=64).packed.cpu()).all()
+
+
 def test_no_rows_are_no_work(device):
     source = Source(torch.empty((0, 64), dtype=torch.bfloat16, device=device))
     int4 = quantize(source, group_size=32, scales="search", signed=True)
@@ -187,6 +234,8 @@ def test_the_public_form_takes_the_tensors_of_a_checkpoint(device):
         ({"codes": torch.zeros((4, 64), dtype=torch.int8)}, "not torch.int8"),
         ({"scale_inv": torch.ones((1, 2))}, "has a scale \\(1, 1\\)"),
         ({"scale_inv": torch.ones(1)}, "float32 matrix"),
+        ({"importance": torch.ones(32)}, "importance \\(32,\\) does not go with"),
+        ({"importance": torch.ones(64), "scales": "absmax"}, "importance is for the search"),
     ],
 )
 def test_what_does_not_go_together_is_named(change, words, device):

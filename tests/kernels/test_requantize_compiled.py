@@ -46,8 +46,9 @@ def test_quantization_fits_into_registers(kind, pointer, group_size, step, scale
         "BLOCK_G": requantize.TILE // group_size,
         "CANDIDATES": requantize.CANDIDATES[group_size] if scales == "search" else (),
         "SIGNED": True,
+        "HAS_IMPORTANCE": scales == "search",
     }
-    signature = SOURCE | {"source_ptr": pointer} | INT4 | {"num_groups": "i32"}
+    signature = SOURCE | {"source_ptr": pointer, "importance_ptr": "*i32"} | INT4 | {"num_groups": "i32"}
     check(compile_kernel(KERNELS + "quantize_kernel", signature, constants, tmp_path, **requantize.OPTIONS))
 
 

@@ -56,6 +56,30 @@ def test_fp8_gives_the_bytes_of_the_specification(rows, block, group_size, rando
             assert_same_bytes("error", want, got)
 
 
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("group_size", GROUPS)
+@pytest.mark.parametrize(("rows", "cols"), [(1, 128), (5, 384), (40, 2048)])
+def test_importance_gives_the_bytes_of_the_specification(rows, cols, group_size, signed, random_fp8, assert_same_bytes):
+    """Rows that a tile of 16 groups reaches beyond, and rows of many tiles."""
+    rng = np.random.default_rng(4)
+    codes, scale_BB = random_fp8(rows, cols, (128, 128))
+    moments = np.exp(rng.uniform(-12, 3, cols)) * (rng.random(cols) > 0.1)
+    moments[:group_size] = 0.0
+    levels = search.importance_levels(moments, group_size=group_size)
+    options = {"group_size": group_size, "signed": signed, "importance_C": levels}
+    ints, unit = grid.fp8_grid(codes, scale_BB, block=(128, 128), group_size=group_size)
+    wanted, wanted_scale = search.quantize_search(ints, unit, **options)
+    packed, scale = fused_cpu.quantize_fp8(codes, scale_BB, block=(128, 128), **options)
+    assert_same_bytes("packed", packing.pack_int4(wanted), packed)
+    assert_same_bytes("scale", wanted_scale, scale)
+    values = fp8.dequantize(codes, scale_BB, block=(128, 128))
+    ints, unit = grid.value_grid(values, group_size=group_size)
+    wanted, wanted_scale = search.quantize_search(ints, unit, **options)
+    packed, scale = fused_cpu.quantize_values(values, **options)
+    assert_same_bytes("packed", packing.pack_int4(wanted), packed)
+    assert_same_bytes("scale", wanted_scale, scale)
+
+
 @pytest.mark.parametrize("group_size", GROUPS)
 @pytest.mark.parametrize("kind", ["bf16", "f32"])
 def test_values_give_the_bytes_of_the_specification(kind, group_size, assert_same_bytes):

@@ -9,16 +9,17 @@ from hypothesis import strategies as st
 
 from quantkit.numerics import absmax, bfloat16, fp8, metrics, packing
 from quantkit.numerics.fused_cpu import quantize_fp8
-from quantkit.numerics.grid import fp8_grid
-from quantkit.numerics.search import CANDIDATES, quantize_search
+from quantkit.numerics.grid import fp8_grid, value_grid
+from quantkit.numerics.search import CANDIDATES, MAX_IMPORTANCE, importance_levels, quantize_search
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
 GROUPS = (32, 64, 128)
 
 
-def _one_by_one(x, unit, group_size, signed):
+def _one_by_one(x, unit, group_size, signed, importance=None):
     """The search of one group in Python integers."""
     x = [int(value) for value in x]
+    importance = [int(level) for level in importance] if importance is not None else [0] * len(x)
     rms = int(np.sqrt(float(sum(v * v for v in x) // group_size)))
     flip = -1 if signed and max(x, key=abs) > 0 else 1
     amax = max(abs(v) for v in x)
@@ -26,9 +27,9 @@ def _one_by_one(x, unit, group_size, signed):
     for steps in CANDIDATES[group_size]:
         inverse = np.float32(steps) / np.float32(amax)
         a = b = 0
-        for v in x:
+        for v, level in zip(x, importance, strict=True):
             code = int(max(-8, min(7, np.rint(np.float32(flip * v) * inverse))))
-            w = min(rms + abs(v), 2**18 - 1)
+            w = level or min(rms + abs(v), 2**18 - 1)
             a += w * flip * v * code
             b += w * code * code
         score = float(a) * float(a) / float(b)
@@ -52,6 +53,61 @@ def test_arrays_give_what_one_group_gives(group_size, signed, random_fp8):
             if ints[row, part].any():
                 expected = _one_by_one(ints[row, part], unit[row, group], group_size, signed)
                 assert (codes[row, part].tolist(), scale[row, group]) == expected
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("group_size", GROUPS)
+def test_importance_takes_the_place_of_the_weights(group_size, signed, random_fp8):
+    rng = np.random.default_rng(1)
+    ints = fp8.E4M3_INTS[random_fp8(6, 256, (1, 1))[0]]
+    unit = np.exp(rng.uniform(-9, 2, (6, 256 // group_size)))
+    moments = np.exp(rng.uniform(-12, 3, 256))
+    moments[:group_size] = 0.0
+    levels = importance_levels(moments, group_size=group_size)
+    codes, scale = quantize_search(ints, unit, group_size=group_size, signed=signed, importance_C=levels)
+    for row in range(6):
+        for group in range(256 // group_size):
+            part = slice(group * group_size, (group + 1) * group_size)
+            if ints[row, part].any():
+                expected = _one_by_one(ints[row, part], unit[row, group], group_size, signed, levels[part])
+                assert (codes[row, part].tolist(), scale[row, group]) == expected
+
+
+def test_importance_is_a_fraction_of_the_largest_in_its_group():
+    moments = np.full(96, 3.0)
+    moments[1], moments[2], moments[3], moments[4] = 6.0, 0.0, 6e-9, 6 / 65535 * 2.5
+    moments[32:64] = 0.0
+    moments[70] = 1e-300
+    moments[71] = 0.0
+    levels = importance_levels(moments, group_size=32)
+    assert levels[:6].tolist() == [32768, MAX_IMPORTANCE, 1, 1, 2, 32768]
+    assert not levels[32:64].any()
+    assert (levels[70], levels[71], levels[72]) == (1, 1, MAX_IMPORTANCE)
+    assert (importance_levels(moments * 1e30, group_size=32) == levels).all()
+
+
+@pytest.mark.parametrize("group_size", GROUPS)
+def test_importance_lowers_the_error_that_it_weighs(group_size):
+    """Against the data-free search, and most where a few channels matter."""
+    rng = np.random.default_rng(2)
+    values = rng.standard_normal((64, 512)).astype(np.float32)
+    moments = np.exp(rng.standard_normal(512) * 2)
+    ints, unit = value_grid(values, group_size=group_size)
+    levels = importance_levels(moments, group_size=group_size)
+    errors = []
+    for importance in (None, levels):
+        codes, scale = quantize_search(ints, unit, group_size=group_size, importance_C=importance)
+        decoded = codes * bfloat16.to_float32(scale).repeat(group_size, 1)
+        errors.append(float((((decoded - values) ** 2) * moments).sum()))
+    assert errors[1] < 0.9 * errors[0]
+
+
+def test_the_largest_of_everything_stays_within_the_bit_budget():
+    ints = np.full((1, 128), fp8.E4M3_INTS.max(), np.int32)
+    ints[0, ::2] *= -1
+    levels = np.full(128, MAX_IMPORTANCE, np.uint16)
+    codes, _ = quantize_search(ints, np.full((1, 1), 2.0**-9), group_size=128, importance_C=levels)
+    assert (codes == np.where(np.arange(128) % 2, 7, -7)).all()
 
 
 def test_saturated_group_stays_within_the_bit_budget():

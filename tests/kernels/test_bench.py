@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantkit_kernels.reference import int4_gemm
+from quantkit_kernels.reference import int4_gemm, int4_moe
 from tests.kernels.compare import assert_close
+from tests.kernels.test_int4_moe import experts, router, tokens
 from tests.kernels.test_repack import random_int4
 
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
@@ -49,3 +50,19 @@ def test_the_usual_way_computes_the_same(device, monkeypatch):
     expected = int4_gemm(x.double(), *weight, group_size=32)
     # weights and the output are rounded to BF16; the interpreter cuts the output off instead
     assert_close("usual", expected, naive_gemm(x, *weight, group_size=32), most=2.0**-7)
+
+
+@pytest.mark.parametrize("num_tokens", [3, 9])
+def test_experts_in_the_usual_way_compute_the_same(num_tokens, device, monkeypatch, poisoned_memory):
+    """Blocks of 16 and of 64 pairs; the width is a multiple of neither tile."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    from naive_w4a16 import naive_moe
+
+    weights, x, routing = (
+        experts(device, num_cols=160, width=96),
+        tokens(num_tokens, device, num_cols=160),
+        router(num_tokens, device),
+    )
+    expected = int4_moe(x.double(), *weights, *routing, group_size=32)
+    # weights, hidden values, outputs and their sum are rounded to BF16
+    assert_close("usual", expected, naive_moe(x, weights[:2], weights[2:], *routing), most=2.0**-7)

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantkit_kernels.reference import int4_gemm, int4_moe
+from quantkit_kernels import dequantize_kv_mla
+from quantkit_kernels.reference import int4_gemm, int4_moe, quantize_kv_mla
+from quantkit_kernels.reference.int4 import dequantize_int4
+from quantkit_kernels.requantize import Source, quantize
 from tests.kernels.compare import assert_close
 from tests.kernels.test_int4_moe import experts, router, tokens
 from tests.kernels.test_repack import random_int4
@@ -41,8 +44,14 @@ def test_without_a_gpu_nothing_is_timed():
     assert "torch sees no GPU" in ran.stderr
 
 
-def test_the_usual_way_computes_the_same(device, monkeypatch):
+@pytest.fixture
+def scripts(monkeypatch):
+    """Scripts import each other by name."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+@pytest.mark.usefixtures("scripts")
+def test_the_usual_way_computes_the_same(device):
     from naive_w4a16 import naive_gemm
 
     weight = random_int4((70, 160), 32, device)
@@ -53,16 +62,60 @@ def test_the_usual_way_computes_the_same(device, monkeypatch):
 
 
 @pytest.mark.parametrize("num_tokens", [3, 9])
-def test_experts_in_the_usual_way_compute_the_same(num_tokens, device, monkeypatch, poisoned_memory):
+@pytest.mark.usefixtures("scripts", "poisoned_memory")
+def test_experts_in_the_usual_way_compute_the_same(num_tokens, device):
     """Blocks of 16 and of 64 pairs; the width is a multiple of neither tile."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
     from naive_w4a16 import naive_moe
 
-    weights, x, routing = (
-        experts(device, num_cols=160, width=96),
-        tokens(num_tokens, device, num_cols=160),
-        router(num_tokens, device),
-    )
+    weights, routing = experts(device, num_cols=160, width=96), router(num_tokens, device)
+    x = tokens(num_tokens, device, num_cols=160)
     expected = int4_moe(x.double(), *weights, *routing, group_size=32)
     # weights, hidden values, outputs and their sum are rounded to BF16
     assert_close("usual", expected, naive_moe(x, weights[:2], weights[2:], *routing), most=2.0**-7)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 9])
+@pytest.mark.usefixtures("scripts")
+def test_experts_by_torch_compute_the_same(num_tokens, device):
+    """With fewer pairs than experts, and with more."""
+    from bench_others import decode_experts, decoded_experts, grouped_experts
+
+    weights, routing, x = experts(device), router(num_tokens, device), tokens(num_tokens, device)
+    gate_up, down = weights[:2], weights[2:]
+    expected = int4_moe(x.double(), *weights, *routing, group_size=32)
+    # weights, gate and up, SiLU, hidden values and outputs are rounded to BF16
+    got = grouped_experts(x, decode_experts(gate_up, 32), decode_experts(down, 32), *routing)
+    assert_close("grouped", expected, got, most=2.0**-6)
+    assert_close("decoded", expected, decoded_experts(x, gate_up, down, *routing, group_size=32), most=2.0**-6)
+
+
+@pytest.mark.parametrize("layout", ["flat576", "dsa656"])
+@pytest.mark.usefixtures("scripts")
+def test_rows_by_torch_are_the_same(layout, device):
+    from bench_others import eager_store
+
+    generator = torch.Generator().manual_seed(5)
+    latent, rope = (
+        torch.randn((9, columns), generator=generator).to(torch.bfloat16).to(device) for columns in (512, 64)
+    )
+    slots = torch.randperm(20, generator=generator)[:9].to(device)
+    caches = [torch.zeros((20, int(layout[-3:])), dtype=torch.uint8, device=device) for _ in range(2)]
+    quantize_kv_mla(latent, rope, slots, caches[0], layout=layout)
+    eager_store(latent, rope, slots, caches[1], layout=layout)
+    stored = [torch.cat(dequantize_kv_mla(cache, slots, layout=layout), 1) for cache in caches]
+    # a quotient that is rounded otherwise takes the next code, an eighth away, now and then
+    assert_close("rows", *stored, most=2.0**-9)
+    assert torch.count_nonzero(caches[1]) == torch.count_nonzero(caches[1][slots])
+
+
+@pytest.mark.usefixtures("scripts")
+def test_groups_by_torch_are_the_same(device):
+    from bench_others import eager_absmax
+
+    codes = torch.randint(0, 0x7F, (140, 256), dtype=torch.uint8, generator=torch.Generator().manual_seed(6))
+    codes[3, 32:64] = 0
+    source = Source(codes.to(device), torch.tensor([[0.5, 3.0], [1.0, 0.1]], device=device))
+    expected, got = quantize(source, group_size=32, scales="absmax", signed=True), eager_absmax(source, group_size=32)
+    decoded = [dequantize_int4(*one, group_size=32) for one in (expected, got)]
+    # on a GPU torch divides by 7.5 as it multiplies by the reciprocal: a scale may be a BF16 step away
+    assert_close("groups", *decoded, most=2.0**-9)

@@ -6,6 +6,17 @@ from itertools import product
 from typing import Any
 
 import torch
+from bench_goals import (
+    BF16,
+    BF16_ROWS,
+    USUAL,
+    Goal,
+    decode_goals,
+    dense_goals,
+    expert_goals,
+    requantize_goals,
+    store_goals,
+)
 from bench_others import decode_experts, decoded_experts, eager_absmax, eager_store, grouped_experts
 from naive_w4a16 import naive_gemm, naive_moe
 from torch import Tensor
@@ -17,7 +28,7 @@ from quantkit_kernels.requantize import Source, quantize
 GROUP = 32
 LEAST_BYTES = 300e6  # of weights that are used in turns
 SPARE_CALLS = 20  # calls with routing of their own
-USUAL, BF16, BF16_ROWS, DECODED = "usual Triton", "BF16", "BF16 rows", "decode, then BF16"
+DECODED = "decode, then BF16"
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,7 @@ class Case:
     num_bytes: int
     call: Callable[[int], object]
     others: dict[str, Callable[[int], object]] = field(default_factory=dict)
+    goals: tuple[Goal, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,6 +115,7 @@ def dense_case(num_rows: int, num_cols: int, num_tokens: int, sizes: Sizes, devi
             DECODED: by_library,
             USUAL: lambda i: naive_gemm(x, *stored[i % num_sets], group_size=GROUP),
         },
+        goals=dense_goals(num_rows, num_cols, num_tokens),
     )
 
 
@@ -137,6 +150,7 @@ def moe_case(model: tuple[str, int, int, int], num_tokens: int, sizes: Sizes, de
             DECODED: lambda i: decoded_experts(x, *stored[i % num_sets], *router(i), group_size=GROUP),
             USUAL: lambda i: naive_moe(x, *stored[i % num_sets], *router(i)),
         },
+        goals=expert_goals(name, num_tokens),
     )
 
 
@@ -151,6 +165,7 @@ def store_case(layout: Any, num_tokens: int, device: str) -> Case:
         num_bytes=num_tokens * (1152 + row_bytes),
         call=lambda _: quantize_kv_mla(latent, rope, slots, cache, layout=layout),
         others={"torch": lambda _: eager_store(latent, rope, slots, cache, layout=layout)},
+        goals=store_goals(num_tokens),
     )
 
 
@@ -174,6 +189,7 @@ def mla_cases(sizes: Sizes, device: str) -> Iterator[Case]:
                 num_bytes=num_seqs * context * row_bytes,
                 call=calls[layout],
                 others={} if layout == "bf16" else {BF16_ROWS: calls["bf16"]},
+                goals=decode_goals(layout, num_seqs, context),
             )
 
 
@@ -190,4 +206,5 @@ def requantize_case(scales: Any, sizes: Sizes, device: str) -> Case:
         num_bytes=num_rows * num_cols + int4_bytes(num_rows * num_cols),
         call=lambda _: quantize(source, group_size=GROUP, scales=scales, signed=True),
         others={"torch": lambda _: eager_absmax(source, group_size=GROUP)} if scales == "absmax" else {},
+        goals=requantize_goals(scales),
     )

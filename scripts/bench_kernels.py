@@ -93,9 +93,11 @@ def line_of(timed: Timed, bandwidth: float) -> str:
     speed = case.num_bytes / microseconds * 1e6
     ratios = {name: others / microseconds for name, others in timed.others.items()}
     measured = {"us": microseconds, "TB/s": speed / 1e12, "% of copies": 100 * speed / bandwidth}
+    measured |= {f"x {name}": ratio for name, ratio in ratios.items()}
     return (
         f"| {case.name} | {microseconds:.1f} | {case.num_bytes / 1e6:.1f} | {measured['TB/s']:.2f} | "
-        f"{measured['% of copies']:.0f} % | {', '.join(f'{name} {ratio:.2f}x' for name, ratio in ratios.items())} |"
+        f"{measured['% of copies']:.0f} % | {', '.join(f'{name} {ratio:.2f}x' for name, ratio in ratios.items())} | "
+        f"{'; '.join(goal.text(measured) for goal in case.goals)} |"
     )
 
 
@@ -118,7 +120,7 @@ def main() -> None:
     bandwidth = copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}, ", end="")
     print(f"{clock_text()}, copies at {bandwidth / 1e12:.2f} TB/s\n")
-    print("| case | us | MB | TB/s | of the copies | others take |\n|---|---:|---:|---:|---:|---|")
+    print("| case | us | MB | TB/s | of the copies | others take | goals |\n|---|---:|---:|---:|---:|---|---|")
     for case in cases_of(options.only.split(","), tokens, Sizes(), "cuda"):
         print(line_of(time_case(case), bandwidth), flush=True)
 

@@ -119,3 +119,33 @@ def test_groups_by_torch_are_the_same(device):
     decoded = [dequantize_int4(*one, group_size=32) for one in (expected, got)]
     # on a GPU torch divides by 7.5 as it multiplies by the reciprocal: a scale may be a BF16 step away
     assert_close("groups", *decoded, most=2.0**-9)
+
+
+@pytest.mark.usefixtures("scripts")
+def test_goals_say_what_was_met():
+    from bench_cases import Case, Goal
+    from bench_kernels import Timed, line_of
+
+    goals = (Goal("us", 24, 18), Goal("% of copies", 50, 68), Goal("x usual Triton", 2, 4), Goal("x BF16", 2, 2))
+    case = Case("experts", 40_000_000, lambda _: None, goals=goals)
+    line = line_of(Timed(case, 20.0, {"usual Triton": 80.0}), 4e12)
+    assert "| experts | 20.0 | 40.0 | 2.00 | 50 % | usual Triton 4.00x |" in line
+    assert line.split(" | ")[-1] == (
+        "must 24 us met, target 18 missed; must 50 % of copies met, target 68 missed; "
+        "must 2 x usual Triton met, target 4 met; x BF16 unknown |"
+    )
+
+
+@pytest.mark.usefixtures("scripts")
+def test_goals_stand_beside_the_cases_they_are_for():
+    import bench_goals as goals
+
+    assert [goals.expert_goals("glm-5.2", number)[0].must for number in (1, 8, 16, 32, 64)] == [24, 70, 120, 190, 260]
+    assert goals.expert_goals("kimi-k2", 16)[0] == goals.Goal("us", 160, 112)
+    assert goals.expert_goals("glm-5.2", 128) == goals.expert_goals("small", 1) == ()
+    assert [goal.what for goal in goals.dense_goals(16384, 8192, 16)] == ["% of copies", "x BF16"]
+    assert [goal.target for goal in goals.dense_goals(16384, 8192, 64)] == [1.8]
+    assert goals.dense_goals(6144, 16384, 1) == goals.store_goals(128) == goals.requantize_goals("search") == ()
+    assert [goal.what for goal in goals.decode_goals("flat576", 8, 32768)] == ["TB/s", "x BF16 rows"]
+    assert [goal.what for goal in goals.decode_goals("dsa656", 8, 8192)] == ["x BF16 rows"]
+    assert goals.decode_goals("bf16", 64, 32768) == ()

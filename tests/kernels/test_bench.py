@@ -122,6 +122,26 @@ def test_groups_by_torch_are_the_same(device):
 
 
 @pytest.mark.usefixtures("scripts")
+def test_torch_alone_waits_for_no_value():
+    """What looks at values, as a graph cannot, raises for tensors that have none."""
+    from bench_others import eager_absmax, eager_store, grouped_experts
+
+    with torch.device("meta"):
+        x, gate_up, down = (
+            torch.empty(shape, dtype=torch.bfloat16) for shape in ((9, 256), (4, 128, 256), (4, 256, 64))
+        )
+        ids, slots = torch.empty((9, 2), dtype=torch.int64), torch.empty(9, dtype=torch.int64)
+        source = Source(torch.empty((140, 256), dtype=torch.uint8), torch.empty((2, 2)))
+        latent, rope = torch.empty((9, 512), dtype=torch.bfloat16), torch.empty((9, 64), dtype=torch.bfloat16)
+        assert grouped_experts(x, gate_up, down, torch.empty((9, 2)), ids).shape == x.shape
+        for layout in ("flat576", "dsa656"):
+            eager_store(latent, rope, slots, torch.empty((20, int(layout[-3:])), dtype=torch.uint8), layout=layout)
+        assert eager_absmax(source, group_size=32).packed.shape == (140, 32)
+        with pytest.raises(RuntimeError):
+            ids.nonzero()
+
+
+@pytest.mark.usefixtures("scripts")
 def test_goals_say_what_was_met():
     from bench_cases import Case, Goal
     from bench_kernels import Timed, line_of

@@ -6,7 +6,19 @@ from itertools import product
 from typing import Any
 
 import torch
-from naive_w4a16 import naive_gemm
+from bench_goals import (
+    BF16,
+    BF16_ROWS,
+    USUAL,
+    Goal,
+    decode_goals,
+    dense_goals,
+    expert_goals,
+    requantize_goals,
+    store_goals,
+)
+from bench_others import decode_experts, decoded_experts, eager_absmax, eager_store, grouped_experts
+from naive_w4a16 import naive_gemm, naive_moe
 from torch import Tensor
 
 from quantkit_kernels import int4_gemm, int4_moe, mla_decode, quantize_kv_mla, repack
@@ -16,6 +28,7 @@ from quantkit_kernels.requantize import Source, quantize
 GROUP = 32
 LEAST_BYTES = 300e6  # of weights that are used in turns
 SPARE_CALLS = 20  # calls with routing of their own
+DECODED = "decode, then BF16"
 
 
 @dataclass(frozen=True)
@@ -26,6 +39,7 @@ class Case:
     num_bytes: int
     call: Callable[[int], object]
     others: dict[str, Callable[[int], object]] = field(default_factory=dict)
+    goals: tuple[Goal, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,10 +111,11 @@ def dense_case(num_rows: int, num_cols: int, num_tokens: int, sizes: Sizes, devi
         num_bytes=int4_bytes(num_rows * num_cols) + 2 * num_tokens * (num_rows + num_cols),
         call=lambda i: int4_gemm(x, *tiles[i % num_sets], group_size=GROUP),
         others={
-            "BF16": lambda i: x @ plain[i % num_sets].mT,
-            "decode, then BF16": by_library,
-            "usual Triton": lambda i: naive_gemm(x, *stored[i % num_sets], group_size=GROUP),
+            BF16: lambda i: x @ plain[i % num_sets].mT,
+            DECODED: by_library,
+            USUAL: lambda i: naive_gemm(x, *stored[i % num_sets], group_size=GROUP),
         },
+        goals=dense_goals(num_rows, num_cols, num_tokens),
     )
 
 
@@ -108,22 +123,34 @@ def moe_case(model: tuple[str, int, int, int], num_tokens: int, sizes: Sizes, de
     name, num_experts, num_cols, width = model
     one_layer = int4_bytes(num_experts * 3 * num_cols * width)
     num_sets = max(2 if num_experts > 8 else 1, -(-int(sizes.least_bytes) // one_layer))
-    layers: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-    for _ in range(num_sets):
-        gate_up = repack(*random_int4((num_experts, 2 * width, num_cols), device), group_size=GROUP)
-        down = repack(*random_int4((num_experts, num_cols, width), device), group_size=GROUP)
-        layers.append((*gate_up, *down))
+    stored = [
+        (
+            random_int4((num_experts, 2 * width, num_cols), device),
+            random_int4((num_experts, num_cols, width), device),
+        )
+        for _ in range(num_sets)
+    ]
+    tiles = [(*repack(*gate_up, group_size=GROUP), *repack(*down, group_size=GROUP)) for gate_up, down in stored]
+    plain = [(decode_experts(gate_up, GROUP), decode_experts(down, GROUP)) for gate_up, down in stored]
     top_k = min(8, num_experts)
     x = torch.randn((num_tokens, num_cols), device=device).to(torch.bfloat16)
     chances = torch.rand((SPARE_CALLS, num_tokens, num_experts), device=device)
     weights, ids = chances.topk(top_k, dim=-1)
     chosen = sum(len(one.unique()) for one in ids) / SPARE_CALLS
+
+    def router(i: int) -> tuple[Tensor, Tensor]:
+        return weights[i % SPARE_CALLS], ids[i % SPARE_CALLS]
+
     return Case(
         name=f"experts of {name}, M {num_tokens}",
         num_bytes=int(int4_bytes(3 * num_cols * width) * chosen) + 4 * num_tokens * num_cols,
-        call=lambda i: int4_moe(
-            x, *layers[i % num_sets], weights[i % SPARE_CALLS], ids[i % SPARE_CALLS], group_size=GROUP
-        ),
+        call=lambda i: int4_moe(x, *tiles[i % num_sets], *router(i), group_size=GROUP),
+        others={
+            BF16: lambda i: grouped_experts(x, *plain[i % num_sets], *router(i)),
+            DECODED: lambda i: decoded_experts(x, *stored[i % num_sets], *router(i), group_size=GROUP),
+            USUAL: lambda i: naive_moe(x, *stored[i % num_sets], *router(i)),
+        },
+        goals=expert_goals(name, num_tokens),
     )
 
 
@@ -137,6 +164,8 @@ def store_case(layout: Any, num_tokens: int, device: str) -> Case:
         name=f"store {layout}, {num_tokens} tokens",
         num_bytes=num_tokens * (1152 + row_bytes),
         call=lambda _: quantize_kv_mla(latent, rope, slots, cache, layout=layout),
+        others={"torch": lambda _: eager_store(latent, rope, slots, cache, layout=layout)},
+        goals=store_goals(num_tokens),
     )
 
 
@@ -159,7 +188,8 @@ def mla_cases(sizes: Sizes, device: str) -> Iterator[Case]:
                 name=f"decode {layout}, {num_seqs} x {context}, {num_heads} heads",
                 num_bytes=num_seqs * context * row_bytes,
                 call=calls[layout],
-                others={} if layout == "bf16" else {"BF16 rows": calls["bf16"]},
+                others={} if layout == "bf16" else {BF16_ROWS: calls["bf16"]},
+                goals=decode_goals(layout, num_seqs, context),
             )
 
 
@@ -175,4 +205,6 @@ def requantize_case(scales: Any, sizes: Sizes, device: str) -> Case:
         name=f"requantize {num_rows} x {num_cols}, {scales}",
         num_bytes=num_rows * num_cols + int4_bytes(num_rows * num_cols),
         call=lambda _: quantize(source, group_size=GROUP, scales=scales, signed=True),
+        others={"torch": lambda _: eager_absmax(source, group_size=GROUP)} if scales == "absmax" else {},
+        goals=requantize_goals(scales),
     )

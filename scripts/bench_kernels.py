@@ -12,7 +12,7 @@ import argparse
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,21 +77,27 @@ def clock_text() -> str:
 
 
 def time_case(case: Case) -> Timed:
-    """The kernel, and the other ways of doing the same."""
-    others = {name: graph_microseconds(call) for name, call in case.others.items()}
+    """The kernel, and the other ways of doing the same; one that fails here is named, and has no time."""
+    others: dict[str, float] = {}
+    for name, call in case.others.items():
+        try:
+            others[name] = graph_microseconds(call)
+        except RuntimeError as error:
+            print(f"{case.name}: {name} failed: {error}", file=sys.stderr)
     return Timed(case, graph_microseconds(case.call), others)
 
 
-def lines_of(timed: Timed, bandwidth: float) -> Iterator[str]:
+def line_of(timed: Timed, bandwidth: float) -> str:
     """A row of the table."""
-    case, seconds = timed.case, timed.microseconds / 1e6
-    speed = case.num_bytes / seconds
-    ratios = ", ".join(
-        f"{name} {microseconds / timed.microseconds:.2f}x" for name, microseconds in timed.others.items()
-    )
-    yield (
-        f"| {case.name} | {timed.microseconds:.1f} | {case.num_bytes / 1e6:.1f} | {speed / 1e12:.2f} | "
-        f"{100 * speed / bandwidth:.0f} % | {ratios} |"
+    case, microseconds = timed.case, timed.microseconds
+    speed = case.num_bytes / microseconds * 1e6
+    ratios = {name: others / microseconds for name, others in timed.others.items()}
+    measured = {"us": microseconds, "TB/s": speed / 1e12, "% of copies": 100 * speed / bandwidth}
+    measured |= {f"x {name}": ratio for name, ratio in ratios.items()}
+    return (
+        f"| {case.name} | {microseconds:.1f} | {case.num_bytes / 1e6:.1f} | {measured['TB/s']:.2f} | "
+        f"{measured['% of copies']:.0f} % | {', '.join(f'{name} {ratio:.2f}x' for name, ratio in ratios.items())} | "
+        f"{'; '.join(goal.text(measured) for goal in case.goals)} |"
     )
 
 
@@ -114,10 +120,9 @@ def main() -> None:
     bandwidth = copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}, ", end="")
     print(f"{clock_text()}, copies at {bandwidth / 1e12:.2f} TB/s\n")
-    print("| case | us | MB | TB/s | of the copies | others take |\n|---|---:|---:|---:|---:|---|")
+    print("| case | us | MB | TB/s | of the copies | others take | goals |\n|---|---:|---:|---:|---:|---|---|")
     for case in cases_of(options.only.split(","), tokens, Sizes(), "cuda"):
-        for line in lines_of(time_case(case), bandwidth):
-            print(line, flush=True)
+        print(line_of(time_case(case), bandwidth), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """Tiles come from a table where the GPU and the shape are in one, and are computed otherwise."""
 
 import json
-from dataclasses import asdict
+import math
+import subprocess
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -102,23 +105,190 @@ def test_tables_of_the_package_are_tables():
                     assert tuned.tuned_tile(kind, sizes, num_tokens=number, gpu=gpu, make=make) is not None
 
 
-def test_the_tuner_writes_what_is_read(table, device, monkeypatch):
-    """With times that are made up: the last tile of the grid is the fastest."""
+@pytest.fixture
+def tune_kernels(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPTS))
     import tune_kernels
-    from bench_cases import Sizes
 
-    countdown = iter(range(10**6, 0, -1))
+    return tune_kernels
 
-    def time_of(call):
-        number = next(countdown)
-        if number % 29 == 0:  # some of the tiles are really run
-            call(number)
-        return float(number)
 
-    monkeypatch.setattr(tune_kernels.torch.cuda, "get_device_name", lambda *_: GPU)
-    document = tune_kernels.tune([1, 5], Sizes.small(), device, time_of) | {"gpu": GPU}
-    write(document)
-    last = list(tune_kernels.gemm_tiles(gemm_tile(num_tokens=5, num_rows=64, num_cols=256)))[-1]
-    assert gemm_tile(num_tokens=5, num_rows=64, num_cols=256, gpu=GPU) == last
-    assert moe_tile(num_tokens=5, top_k=4, experts=(4, 64, 128), gpu=GPU).num_stages == 4
+def works(tune_kernels, document, device, tokens=(1, 5)):
+    sizes = tune_kernels.Sizes.small()
+    return list(tune_kernels.works_of(document, tune_kernels.shapes_of(sizes), list(tokens), sizes, device))
+
+
+def tiles_by_time(cost):
+    """Times that are made up, of the tiles themselves: a work's calls are its tiles here."""
+    return lambda calls: [cost(call) for call in calls]
+
+
+def with_tiles_as_calls(works):
+    return [(shape, replace(work, call_of=lambda tile: tile)) for shape, work in works]
+
+
+def never():
+    return False
+
+
+def test_the_tuner_writes_what_is_read(table, tune_kernels, device):
+    document = table | {"dense": {}, "moe": {}}
+    made = with_tiles_as_calls(works(tune_kernels, document, device))
+    lines = list(tune_kernels.tune(document, made, tiles_by_time(lambda tile: 1 / tile.num_stages), never))
+    assert len(lines) == 4
+    assert lines[0].startswith("dense 64x256, M 1: 0.2 us, computed 0.2; ")
+    tune_kernels.write(document, tuned.file_of(GPU))
+    assert [path.name for path in tuned.TUNED.iterdir()] == [tuned.file_of(GPU).name]
+    computed = gemm_tile(num_tokens=5, num_rows=64, num_cols=256)
+    assert gemm_tile(num_tokens=5, num_rows=64, num_cols=256, gpu=GPU) == replace(computed, num_stages=5)
+    assert moe_tile(num_tokens=5, top_k=4, experts=(4, 64, 128), gpu=GPU).num_stages == 5
+    assert tune_kernels.document_of(tuned.file_of(GPU), GPU) == document
+    assert tune_kernels.document_of(tuned.file_of(GPU), "Another GPU")["dense"] == {}
+    tune_kernels.write(document | {"triton": "2.0.0"}, tuned.file_of(GPU))
+    assert tune_kernels.document_of(tuned.file_of(GPU), GPU)["dense"] == {}
+
+
+def test_every_tile_that_is_timed_runs(table, tune_kernels, device):
+    """The first and the last tile of each line, since the interpreter takes its time."""
+    document = table | {"dense": {}, "moe": {}}
+
+    def times(calls):
+        for call in (calls[0], calls[-1]):
+            call(0)
+        return [float(number) for number, _ in enumerate(calls, start=1)]
+
+    assert len(list(tune_kernels.tune(document, works(tune_kernels, document, device, [5]), times, never))) == 2
+
+
+def test_what_is_missing_is_tuned_first_and_a_tile_is_where_the_next_search_begins(table, tune_kernels, device):
+    shape = "64x256"
+    best = asdict(replace(gemm_tile(num_tokens=1, num_rows=64, num_cols=256), split_k=8))
+    document = table | {"dense": {shape: {"1": best}}, "moe": {}}
+    made = works(tune_kernels, document, device, [9, 1])
+    assert [(shape.kind, work.num_tokens) for shape, work in made] == [
+        ("dense", 9),
+        ("moe", 1),
+        ("moe", 9),
+        ("dense", 1),
+    ]
+    timed = []
+    list(
+        tune_kernels.tune(
+            document,
+            with_tiles_as_calls(made[-1:]),
+            lambda calls: timed.append(calls) or [2 / tile.split_k for tile in calls],
+            never,
+        )
+    )
+    assert timed[0] == [made[-1][1].computed, GemmTile(**best)]
+    assert timed[1] == [replace(GemmTile(**best), split_k=number) for number in (2, 4, 16)]
+    assert document["dense"][shape]["1"] == best | {"split_k": 16}
+
+
+def test_what_was_found_for_fewer_tokens_is_where_the_next_search_begins(tune_kernels):
+    from tune_kernels import Shape, Work
+    from tune_search import moe_knobs
+
+    unsorted = replace(EXPERTS, is_sorted=False, block_m=16)
+    timed = []
+    made = [
+        (Shape("moe", (4, 64, 256)), Work(number, computed, moe_knobs(computed, number), lambda tile: tile))
+        for number, computed in ((4, unsorted), (64, EXPERTS))
+    ]
+    list(
+        tune_kernels.tune(
+            {"moe": {}},
+            made,
+            lambda calls: timed.append(calls) or [(2 if tile.is_sorted else 1) / tile.num_stages for tile in calls],
+            never,
+        )
+    )
+    begin = timed.index([EXPERTS, replace(EXPERTS, num_stages=5)])
+    assert not timed[begin - 1][-1].is_sorted
+    # sorting is no knob of so many tokens
+    assert all(tile.is_sorted for calls in timed[begin:] for tile in calls)
+
+
+def test_when_the_time_is_over_what_was_found_stays(table, tune_kernels, device):
+    document = table | {"dense": {}, "moe": {}}
+    calls_before_the_end = iter([False, False, False, True, True, True])
+    made = with_tiles_as_calls(works(tune_kernels, document, device))
+    lines = list(
+        tune_kernels.tune(
+            document, made, tiles_by_time(lambda tile: 1 / tile.split_k), lambda: next(calls_before_the_end)
+        )
+    )
+    # asked before the first work and before each of its lines: the first of these is that of split_k
+    assert len(lines) == 1
+    assert document["dense"]["64x256"]["1"]["split_k"] == 16
+    assert list(document["dense"]["64x256"]) == ["1"]
+    assert document["moe"] == {}
+
+
+def test_the_search_turns_one_knob_at_a_time(tune_kernels):
+    from tune_search import descend, gemm_knobs
+
+    start = GemmTile(block_n=128, block_m=32, split_k=1)
+    lines = []
+
+    def times(tiles):
+        lines.append(tiles)
+        return [abs(tile.block_n * tile.split_k - 512) + tile.block_m + tile.num_stages for tile in tiles]
+
+    found = descend([start], gemm_knobs(start), times, never)
+    assert found.tile == GemmTile(block_n=128, block_m=16, split_k=4, num_stages=2)
+    assert (found.microseconds, found.computed) == (18.0, 420.0)
+    assert [len(line) for line in lines] == [1, 4, 2, 1, 3, 4, 2, 1]
+    timed = [tile for line in lines for tile in line]
+    assert found.num_timed == len(timed) == len(set(timed))
+    for line in lines:
+        differing = [name for name in asdict(start) if len({getattr(tile, name) for tile in line}) > 1]
+        assert len(differing) <= 1
+    again = []
+    assert descend([start], gemm_knobs(start), lambda tiles: again.append(tiles) or times(tiles), never) == found
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(0.995, True), (0.97, False)])
+def test_noise_is_no_reason_for_another_tile(gain, kept, tune_kernels):
+    from tune_search import descend, moe_knobs
+
+    found = descend(
+        [EXPERTS],
+        moe_knobs(EXPERTS, 64),
+        lambda tiles: [100.0 * (1.0 if tile.num_stages == 4 else gain) for tile in tiles],
+        never,
+    )
+    assert (found.tile == EXPERTS) == kept
+    assert found.tile.is_sorted
+
+
+def test_a_tile_that_does_not_fit_is_passed_over(tune_kernels, device):
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tune_search import descend, gemm_knobs
+
+    def call(fits):
+        def run(number):
+            if not fits:
+                raise triton.runtime.errors.OutOfResources(300_000, 232_448, "shared memory")
+
+        return run
+
+    with ThreadPoolExecutor(2) as executor, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune_kernels, "graph_microseconds", lambda run: run(0) or 7.0)
+        assert list(tune_kernels.gpu_times([call(True), call(False), call(True)], executor)) == [7.0, math.inf, 7.0]
+    start = GemmTile(block_n=128, block_m=16, split_k=1, num_stages=5)
+    found = descend(
+        [start], gemm_knobs(start), lambda tiles: [math.inf if tile.num_stages > 3 else 1.0 for tile in tiles], never
+    )
+    assert found.tile.num_stages == 2
+    with pytest.raises(AssertionError, match="no tile fits"):
+        descend([start], gemm_knobs(start), lambda tiles: [math.inf] * len(tiles), never)
+
+
+def test_an_unknown_shape_is_named():
+    command = [sys.executable, str(SCRIPTS / "tune_kernels.py"), "--only", "moe,3x4"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert "--only takes of 16384x8192, 256x256x6144, " in ran.stderr
+    assert "not 3x4" in ran.stderr

@@ -5,7 +5,7 @@ checkpoint stores as INT4 become ``Int4Linear``, and everything else is loaded a
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,46 @@ EXPERTS = ("GlmMoeDsaExperts", "Glm4MoeExperts", "DeepseekV3Experts")
 _INDEX = "model.safetensors.index.json"
 
 
-def patch(model: nn.Module, directory: str | Path, *, device: Any = None) -> nn.Module:
+Device = torch.device | str | int | None
+
+
+def patch(model: nn.Module, directory: str | Path, *, device: Device | Mapping[str, Device] = None) -> nn.Module:
     """Fill ``model`` with the checkpoint in ``directory``; INT4 weights stay INT4. Returns the model, in eval mode.
 
     ``model``: GLM-MoE-DSA, GLM-4 MoE or DeepSeek-V3 of transformers, usually built on the meta device; ``device``:
-    where everything goes. Raises ValueError for experts that are not known, and for tensors that the checkpoint lacks.
+    where everything goes, or a device map as accelerate takes it (names of modules to devices, "" for the rest), whose
+    hooks then move activations along. Raises ValueError for experts that are not known, for tensors that the checkpoint
+    lacks, and for modules that the map leaves out.
     """
+    places = _Places(device)
     with _Tensors(Path(directory)) as tensors:
         for name, module in list(model.named_modules()):
             if type(module).__name__ in EXPERTS:
-                _replace(model, name, _experts(name, module, tensors, device))
+                _replace(model, name, _experts(name, module, tensors, places))
             elif isinstance(module, nn.Linear) and f"{name}.weight_packed" in tensors:
-                _replace(model, name, _linear(name, module, tensors, device))
-        _load_rest(model, tensors, device)
+                _replace(model, name, _linear(name, module, tensors, places))
+        _load_rest(model, tensors, places)
+    if isinstance(device, Mapping):
+        from accelerate import dispatch_model  # noqa: PLC0415 (only a map needs it)
+
+        skipped = getattr(model, "_skip_keys_device_placement", None)
+        model = dispatch_model(model, dict(device), skip_keys=skipped, force_hooks=True)
     return model.eval()
+
+
+class _Places:
+    """Where modules go: one device, or that of the longest name in a map which they are, or are part of."""
+
+    def __init__(self, device: Device | Mapping[str, Device]) -> None:
+        self.device_map = device if isinstance(device, Mapping) else {"": device}
+
+    def of(self, name: str) -> Device:
+        parts = name.split(".")
+        for length in range(len(parts), -1, -1):
+            prefix = ".".join(parts[:length])
+            if prefix in self.device_map:
+                return self.device_map[prefix]
+        raise ValueError(f"the device map has no place for {name}")
 
 
 class _Tensors:
@@ -77,12 +103,11 @@ def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
     setattr(model.get_submodule(parent), leaf, new)
 
 
-def _experts(name: str, module: Any, tensors: _Tensors, device: Any) -> Int4Experts:
+def _experts(name: str, module: Any, tensors: _Tensors, places: _Places) -> Int4Experts:
     if not isinstance(module.act_fn, nn.SiLU) and type(module.act_fn).__name__ != "SiLUActivation":
         raise ValueError(f"{name}: the kernel has SiLU, not {type(module.act_fn).__name__}")
-    experts = Int4Experts(
-        module.num_experts, module.hidden_dim, module.intermediate_dim, group_size=tensors.group_size, device=device
-    )
+    sizes = (module.num_experts, module.hidden_dim, module.intermediate_dim)
+    experts = Int4Experts(*sizes, group_size=tensors.group_size, device=places.of(name))
     for expert in range(module.num_experts):
         names = [f"{projection}.{part}" for projection in PROJECTIONS for part in PARTS]
         with _named(f"{name}.{expert}"):
@@ -90,7 +115,8 @@ def _experts(name: str, module: Any, tensors: _Tensors, device: Any) -> Int4Expe
     return experts
 
 
-def _linear(name: str, module: nn.Linear, tensors: _Tensors, device: Any) -> Int4Linear:
+def _linear(name: str, module: nn.Linear, tensors: _Tensors, places: _Places) -> Int4Linear:
+    device = places.of(name)
     bias = tensors[f"{name}.bias"].to(device) if module.bias is not None else None
     linear = Int4Linear(
         module.in_features, module.out_features, group_size=tensors.group_size, bias=bias, device=device
@@ -114,7 +140,7 @@ class _named:  # noqa: N801 (used like a function)
             raise ValueError(f"{self.name}: {error}") from error
 
 
-def _load_rest(model: nn.Module, tensors: _Tensors, device: Any) -> None:
+def _load_rest(model: nn.Module, tensors: _Tensors, places: _Places) -> None:
     """Parameters and persistent buffers by name; what is computed and not stored is computed again."""
     for module_name, module in model.named_modules():
         if isinstance(module, Int4Experts | Int4Linear):
@@ -124,10 +150,11 @@ def _load_rest(model: nn.Module, tensors: _Tensors, device: Any) -> None:
             source = tensors[_tied(model, name, tensors)]
             if source.shape != tensor.shape:
                 raise ValueError(f"{name} is {tuple(source.shape)}, the model wants {tuple(tensor.shape)}")
-            value = source.to(device)
+            value = source.to(places.of(name))
             is_parameter = isinstance(tensor, nn.Parameter)
             setattr(module, leaf, nn.Parameter(value, requires_grad=False) if is_parameter else value)
-        _compute_buffers(model, module, device)
+        if module._non_persistent_buffers_set:
+            _compute_buffers(model, module, places.of(module_name))
 
 
 def _stored_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -143,7 +170,7 @@ def _tied(model: Any, name: str, tensors: _Tensors) -> str:
     return str((getattr(model, "_tied_weights_keys", None) or {}).get(name, name))
 
 
-def _compute_buffers(model: Any, module: nn.Module, device: Any) -> None:
+def _compute_buffers(model: Any, module: nn.Module, device: Device) -> None:
     """Rotary frequencies and the like: transformers knows how to fill what was built without memory."""
     empty = [leaf for leaf, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
     for leaf in empty:

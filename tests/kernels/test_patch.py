@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quantkit_kernels.modules import Int4Experts, Int4Linear
-from quantkit_kernels.transformers_model import patch
+from quantkit_kernels.transformers_model import _Places, patch
 from tests.kernels.compare import relative_mean
 
 pytestmark = pytest.mark.gpu
@@ -61,6 +61,36 @@ def test_it_says_what_the_decompressed_model_says(converted, device):
     # both compute in BF16: each of some ten roundings on the way is 2**-9 at most
     assert relative_mean(expected, got) < 0.02
     assert relative_mean(expected, logits_of(model, tokens + 1)) > 0.2
+
+
+def halves(devices):
+    """The first layer here, the rest there, as accelerate writes it."""
+    first, second = devices
+    return {"model.embed_tokens": first, "model.layers.0": first, "model.rotary_emb": first, "": second}
+
+
+def test_a_device_map_places_every_module(converted, device):
+    """With two GPUs they differ; without, the hooks of accelerate move nothing."""
+    from transformers import AutoConfig
+
+    devices = ["cuda:0", "cuda:1"] if torch.cuda.device_count() > 1 else [device] * 2
+    config = AutoConfig.from_pretrained(converted)
+    model = patch(build(config), converted, device=halves(devices))
+    assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
+    for name, tensor in model.named_parameters():
+        first = name.startswith(("model.embed_tokens", "model.layers.0"))
+        assert tensor.device == torch.empty(0, device=devices[not first]).device, name
+    assert hasattr(model.get_submodule("model.layers.0"), "_hf_hook")
+    tokens = torch.arange(1, 24).unsqueeze(0).to(devices[0])
+    assert torch.equal(logits_of(patch(build(config), converted, device=devices[0]), tokens), logits_of(model, tokens))
+
+
+def test_the_longest_name_in_a_map_decides():
+    places = _Places({"": "cpu", "model.layers.1": "meta", "model.layers.1.mlp": "cuda:1"})
+    names = ("lm_head", "model.layers.1.self_attn", "model.layers.1.mlp.experts", "model.layers.10")
+    assert [places.of(name) for name in names] == ["cpu", "meta", "cuda:1", "cpu"]
+    with pytest.raises(ValueError, match="no place for lm_head"):
+        _Places({"model": "cpu"}).of("lm_head")
 
 
 def test_experts_are_those_of_the_checkpoint(converted, device):

@@ -195,3 +195,20 @@ def test_what_does_not_go_together_is_named(change, words):
     arguments |= dict(zip(("topk_weights", "topk_ids"), router(2, "cpu"), strict=True))
     with pytest.raises(ValueError, match=words):
         int4_moe(**(arguments | change))
+
+
+@pytest.mark.parametrize("is_repacked", [True, False])
+def test_experts_beyond_2_to_the_31_words_are_found(is_repacked, device):
+    """Of memory that is only asked for: nothing but the last experts is ever touched."""
+    few, many, width, cols = 2, (1 << 20) + 2, 64, 128
+    weights = experts(device, num_experts=few, num_cols=cols, width=width)
+    stored = repacked(weights) if is_repacked else weights
+    vast = []
+    for tensor in stored:
+        whole = torch.empty((many, *tensor.shape[1:]), dtype=tensor.dtype, device=device)
+        whole[-few:] = tensor
+        vast.append(whole)
+    assert (many - few) * vast[0][0].numel() >= 1 << 31
+    x, (weight, ids) = tokens(2, device, num_cols=cols), router(2, device, num_experts=few)
+    got = int4_moe(x, *vast, weight, ids + (many - few), group_size=32)
+    assert torch.equal(got, int4_moe(x, *stored, weight, ids, group_size=32))

@@ -1,0 +1,258 @@
+"""Will it load? What an engine builds from a config, against the tensors that are there.
+
+Three answers for a module: it loads, the engine refuses it (in its own words, in advance), or it loads silently wrong,
+which is the worst: a parameter keeps what happened to lie in memory, and the model answers nonsense.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from quantkit.engines import sglang, vllm
+from quantkit.engines.matching import MatchError
+from quantkit.engines.runtime import COLUMN, EngineRules, Kind, Member, ModelRules, RuntimeModule, runtime_modules
+from quantkit.engines.schemes import (
+    Part,
+    Parts,
+    Scheme,
+    Section,
+    native_fp8_parts,
+    plain_parts,
+    read_section,
+    section_errors,
+    w4afp8_parts,
+)
+from quantkit.families.config_values import Config
+from quantkit.families.family import Family
+from quantkit.tensors import F8_E4M3, TensorSpec
+
+RULES: Mapping[str, EngineRules] = {rules.name: rules for rules in (sglang.SGLANG, vllm.VLLM)}
+_LINEAR_ERRORS = {"sglang": sglang.linear_errors, "vllm": vllm.linear_errors}
+_EXPERT_ERRORS = {"sglang": sglang.expert_errors, "vllm": vllm.expert_errors}
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+_ALWAYS_LOADED = frozenset({"bias", "k_scale", "v_scale"})
+# extra tensors without which the codes mean something else
+_CHANGES_VALUES = frozenset({"weight_zero_point", "weight_g_idx"})
+_REMEDY = "convert again, or correct quantization_config"
+
+
+class Outcome(StrEnum):
+    """Worst first."""
+
+    SILENT = "loads silently wrong"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+    LOADS = "loads"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleVerdict:
+    """One runtime module in one engine. ``scheme`` in words; ``tensor``: the first of the checkpoint that is wrong."""
+
+    module: str
+    outcome: Outcome
+    scheme: str = ""
+    message: str = ""
+    tensor: str | None = None
+    remedy: str = ""
+
+
+Stored = Mapping[str, TensorSpec]  # tensor name to spec
+Leaves = Mapping[str, Mapping[str, TensorSpec]]  # module to leaf to spec
+
+
+def check_modules(
+    family: Family, config: Config, stored: Stored, rules: EngineRules, *, root: str
+) -> tuple[ModuleVerdict, ...]:
+    """A verdict for every module that the engine builds, in the checkpoint's order."""
+    model = rules.models.get(family.name)
+    if model is None:
+        message = f"which modules {rules.name} builds for the family {family.name!r} is not known"
+        return (ModuleVerdict(module=family.name, outcome=Outcome.UNKNOWN, message=message),)
+    document = quantization_document(config)
+    problems = [
+        ModuleVerdict(module="config.json", outcome=Outcome.REFUSED, message=problem, remedy=_REMEDY)
+        for problem in section_errors(document)
+    ]
+    if problems:
+        return tuple(problems)
+    section = _renamed(read_section(document), model.renames)
+    if section.method not in ("", "compressed-tensors", "w4afp8"):
+        message = f"how engines read {section.method!r} checkpoints is not stated here"
+        return (ModuleVerdict(module="config.json", outcome=Outcome.UNKNOWN, message=message),)
+    if section.method == "w4afp8" and rules.name != "sglang":
+        message = "w4afp8 is SGLang's alone"
+        return (ModuleVerdict(module="config.json", outcome=Outcome.REFUSED, message=message, remedy="serve it there"),)
+    if rules.name != "sglang":
+        section = replace(section, has_native_linears=False)
+    leaves = leaves_of(stored)
+    draft_section = _renamed(section, model.draft_renames)
+    checker = _Checker(rules=rules, model=model, leaves=leaves)
+    return tuple(
+        checker.verdict(module, draft_section if module.is_draft else section)
+        for module in runtime_modules(family, config, model, root=root)
+        if any(member.module in leaves for member in module.members) or not _may_lack(module)
+    )
+
+
+def quantization_document(config: Config) -> Mapping[str, Any]:
+    """The section of a config where engines look for it; empty where there is none."""
+    text = config.get("text_config")
+    for place, key in ((config, "quantization_config"), (text, "quantization_config"), (config, "compression_config")):
+        found = place.get(key) if isinstance(place, Mapping) else None
+        if isinstance(found, Mapping):
+            return found
+    return {}
+
+
+def leaves_of(stored: Stored) -> dict[str, dict[str, TensorSpec]]:
+    """Tensors by module."""
+    found: dict[str, dict[str, TensorSpec]] = {}
+    for name, spec in stored.items():
+        module, _, leaf = name.rpartition(".")
+        found.setdefault(module, {})[leaf] = spec
+    return found
+
+
+def _may_lack(module: RuntimeModule) -> bool:
+    """Absent indexers and copies of heads are passed over, and so is a draft that the checkpoint does not have."""
+    return module.is_draft or all(member.optional for member in module.members)
+
+
+def _renamed(section: Section, renames: Sequence[tuple[str, str]]) -> Section:
+    """The config's entries after the engine's own rewriting; plain ones with a dot, in either engine."""
+
+    def rename(entry: str) -> str:
+        for old, new in renames:
+            entry = entry.replace(old, new) if "." in entry and not entry.startswith("re:") else entry
+        return entry
+
+    targets = {rename(entry): scheme for entry, scheme in section.targets.items()}
+    return replace(section, targets=targets, ignore=tuple(rename(entry) for entry in section.ignore))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Checker:
+    """One engine and one architecture over one checkpoint."""
+
+    rules: EngineRules
+    model: ModelRules
+    leaves: Leaves
+
+    def verdict(self, module: RuntimeModule, section: Section) -> ModuleVerdict:
+        """The worst that can be said of a module."""
+        try:
+            scheme = self.scheme_of(module, section)
+        except MatchError as error:
+            return ModuleVerdict(module=module.name, outcome=Outcome.REFUSED, message=str(error), remedy=_REMEDY)
+        words = _words(module, scheme, section)
+        errors: Iterator[str] = iter(())
+        if scheme is not None:
+            errors = (
+                _EXPERT_ERRORS[self.rules.name](scheme, section)
+                if module.kind is Kind.EXPERTS
+                else _LINEAR_ERRORS[self.rules.name](module, scheme, section)
+            )
+        found = [
+            ModuleVerdict(module=module.name, outcome=Outcome.REFUSED, scheme=words, message=message, remedy=_REMEDY)
+            for message in errors
+        ]
+        for member in module.members:
+            if member.module in self.leaves or not member.optional:
+                found += self._compare(module, member, _expected(module, member, scheme, section), words)
+        order = list(Outcome)
+        good = ModuleVerdict(module=module.name, outcome=Outcome.LOADS, scheme=words)
+        return min(found, key=lambda one: order.index(one.outcome), default=good)
+
+    def scheme_of(self, module: RuntimeModule, section: Section) -> Scheme | None:
+        """The group that a module gets, None where it is not quantized by the config's groups. Raises MatchError."""
+        if section.method != "compressed-tensors" or module.kind is Kind.PLAIN:
+            return None
+        if module.kind is Kind.HEAD:
+            return self._head_scheme(module, section)
+        if module.kind is Kind.LINEAR:
+            if section.has_native_linears:
+                return None
+            return self._match(module.name, module.class_name, section)
+        schemes = {self._match(f"{module.name}.0.{leaf}", module.class_name, section) for leaf in _PROJECTIONS}
+        if len(schemes) > 1:
+            raise MatchError("All MoE projections need to have same quantization scheme but found multiple")
+        return schemes.pop()
+
+    def _match(self, name: str, class_name: str, section: Section) -> Scheme | None:
+        matching, packed = self.rules.matching, self.model.packed
+        if matching.is_ignored(name, section.ignore, packed):
+            return None
+        target = matching.find_target(name, class_name, section.targets, packed)
+        return None if target is None else section.targets[target]
+
+    def _head_scheme(self, module: RuntimeModule, section: Section) -> Scheme | None:
+        """A head is quantized only where a target names it."""
+        matching = self.rules.matching
+        if matching.is_ignored(module.name, section.ignore, {}):
+            return None
+        named = replace(matching, ignores_suffixes=True)
+        return next(
+            (one for target, one in section.targets.items() if named.is_ignored(module.name, [target], {})), None
+        )
+
+    def _compare(self, module: RuntimeModule, member: Member, expected: Parts, words: str) -> Iterator[ModuleVerdict]:
+        """What is stored of one module of the checkpoint against what its parameters want."""
+
+        def wrong(outcome: Outcome, leaf: str, message: str) -> ModuleVerdict:
+            return ModuleVerdict(
+                module=module.name,
+                outcome=outcome,
+                scheme=words,
+                message=message,
+                tensor=f"{member.module}.{leaf}",
+                remedy=_REMEDY,
+            )
+
+        stored = self.leaves.get(member.module, {})
+        for leaf in stored:
+            if leaf in expected or leaf in _ALWAYS_LOADED:
+                continue
+            if self.model.refuses_unknown(f"{member.module}.{leaf}"):
+                yield wrong(Outcome.REFUSED, leaf, f"KeyError: no parameter wants this tensor, as {words}")
+            elif leaf in _CHANGES_VALUES:
+                yield wrong(Outcome.SILENT, leaf, f"is passed over, as {words}: the codes then mean something else")
+        for leaf, part in expected.items():
+            spec = stored.get(leaf)
+            if spec is None:
+                if not part.optional:
+                    yield wrong(Outcome.SILENT, leaf, f"is missing, as {words}: the parameter is never filled")
+                continue
+            yield from (wrong(outcome, leaf, text) for outcome, text in self._mismatches(module, spec, part))
+
+    def _mismatches(self, module: RuntimeModule, spec: TensorSpec, part: Part) -> Iterator[tuple[Outcome, str]]:
+        if spec.dtype not in part.dtypes:
+            wanted = " or ".join(dtype.name for dtype in part.dtypes)
+            is_narrowed = F8_E4M3 in part.dtypes and module.class_name == COLUMN and self.rules.name == "sglang"
+            if is_narrowed:
+                yield Outcome.REFUSED, f"ValueError: Downcasting not allowed: {spec.dtype.name} into {wanted}"
+            else:
+                yield Outcome.SILENT, f"is {spec.dtype.name} and is cast to {wanted} without a word"
+        elif part.shape is not None and spec.shape not in (part.shape, () if part.shape == (1,) else part.shape):
+            yield Outcome.REFUSED, f"is {list(spec.shape)}, and the parameter is {list(part.shape)}: the copy fails"
+
+
+def _expected(module: RuntimeModule, member: Member, scheme: Scheme | None, section: Section) -> Parts:
+    rows, cols = member.shape
+    if scheme is not None:
+        return scheme.parts(rows, cols)
+    if section.method == "w4afp8" and module.kind is Kind.EXPERTS:
+        return w4afp8_parts(rows, cols)
+    if module.kind is Kind.LINEAR and (section.method == "w4afp8" or section.has_native_linears):
+        return native_fp8_parts(rows, cols)
+    return plain_parts(rows, cols)
+
+
+def _words(module: RuntimeModule, scheme: Scheme | None, section: Section) -> str:
+    if scheme is not None:
+        return str(scheme)
+    if section.method == "w4afp8" and module.kind is Kind.EXPERTS:
+        return "INT4 in groups of 128, w4afp8"
+    is_native = section.method == "w4afp8" or section.has_native_linears
+    return "FP8 in blocks of 128" if module.kind is Kind.LINEAR and is_native else "not quantized"

@@ -1,0 +1,150 @@
+"""The modules that an engine builds from a config: runtime name, class, and the checkpoint modules it is made of.
+
+Only what can be quantized or what fuses: norms and biases are loaded as they are by every engine.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from quantkit.engines.matching import Matching, Packed
+from quantkit.families.config_values import Config, number_in_name
+from quantkit.families.family import ExpectedTensor, Family, Role
+
+
+class Kind(StrEnum):
+    """How a module gets its scheme: by the config, as one for all experts, by name alone, or never."""
+
+    LINEAR = "linear"
+    EXPERTS = "experts"
+    HEAD = "head"
+    PLAIN = "plain"
+
+
+class Member(NamedTuple):
+    """A module of the checkpoint, and the shape [out, in] of its weight. ``optional``: it may be absent."""
+
+    module: str
+    shape: tuple[int, int]
+    optional: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeModule:
+    """``name`` as the engine asks for it; of experts the name of their list."""
+
+    name: str
+    class_name: str
+    kind: Kind
+    members: tuple[Member, ...]
+    is_draft: bool = False
+
+
+class Build(NamedTuple):
+    """What an engine makes of a leaf: another name where it fuses, and a class."""
+
+    name: str
+    class_name: str
+
+
+COLUMN, ROW = "ColumnParallelLinear", "RowParallelLinear"
+MERGED, QKV, REPLICATED = "MergedColumnParallelLinear", "QKVParallelLinear", "ReplicatedLinear"
+_BUILT_PLAIN = frozenset({Role.ROUTER, Role.MTP_PROJECTION, Role.VISION})
+_WITHOUT_MODULE = frozenset({Role.EMBEDDING, Role.NORM, Role.ROUTER_BIAS, Role.UNKNOWN})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRules:
+    """How an engine builds one architecture.
+
+    ``builds``: by the leaf in the checkpoint; ``packed``: what the matcher knows of fused modules. ``layer_root``:
+    what stands before ``layers.N`` at run time, None where it is what the files say; ``draft_root``: in place of the
+    MTP layer's prefix. ``renames``: old and new text of entries of the config, ``draft_renames`` where a draft is
+    built. ``is_plain``: Linear modules beside router and ``eh_proj`` that never ask the config.
+    ``refuses_unknown``: whether a tensor that no parameter wants stops loading, by its name.
+    """
+
+    builds: Mapping[str, Build]
+    packed: Packed
+    expert_class: str
+    layer_root: str | None = None
+    draft_root: str | None = None
+    renames: tuple[tuple[str, str], ...] = ()
+    draft_renames: tuple[tuple[str, str], ...] = ()
+    is_plain: Callable[[str, Config], bool] = field(default=lambda _leaf, _config: False)
+    refuses_unknown: Callable[[str], bool] = field(default=lambda _name: True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRules:
+    """One engine: its version, how it matches names, and the architectures whose classes were read, by family."""
+
+    name: str
+    version: str
+    matching: Matching
+    models: Mapping[str, ModelRules]
+
+
+def runtime_modules(family: Family, config: Config, rules: ModelRules, *, root: str) -> Iterator[RuntimeModule]:
+    """Every module that may be quantized, in the checkpoint's order. ``root``: before ``layers.N`` in the files."""
+    text, num_layers = family.text_config(config), family.num_layers(config)
+    found: dict[str, RuntimeModule] = {}
+    members: dict[str, list[Member]] = {}
+    for tensor in family.expected_tensors(config, root=root):
+        if tensor.role in _WITHOUT_MODULE or len(tensor.shape) != 2 or not tensor.name.endswith(".weight"):
+            continue
+        module = _runtime_module(tensor, rules, text, root, num_layers)
+        found.setdefault(module.name, module)
+        members.setdefault(module.name, []).extend(module.members)
+    for name, module in found.items():
+        yield RuntimeModule(
+            name=name,
+            class_name=module.class_name,
+            kind=module.kind,
+            members=tuple(members[name]),
+            is_draft=module.is_draft,
+        )
+
+
+def _runtime_module(
+    tensor: ExpectedTensor, rules: ModelRules, config: Config, root: str, num_layers: int
+) -> RuntimeModule:
+    module = tensor.name.removesuffix(".weight")
+    rows, cols = tensor.shape
+    members = (Member(module, (rows, cols), tensor.optional),)
+    name, is_draft = _runtime_name(module, rules, root, num_layers)
+    if tensor.role is Role.ROUTED_EXPERT:
+        parent = name.rpartition(".experts.")[0]
+        return RuntimeModule(
+            name=f"{parent}.experts",
+            class_name=rules.expert_class,
+            kind=Kind.EXPERTS,
+            members=members,
+            is_draft=is_draft,
+        )
+    parent, _, leaf = name.rpartition(".")
+    if tensor.role is Role.HEAD:
+        return RuntimeModule(name=name, class_name="ParallelLMHead", kind=Kind.HEAD, members=members, is_draft=is_draft)
+    build = rules.builds.get(leaf, Build(leaf, REPLICATED))
+    is_plain = tensor.role in _BUILT_PLAIN or rules.is_plain(leaf, config)
+    # what is built plain keeps its own name: parts of one dtype are fused by the loader
+    return RuntimeModule(
+        name=name if is_plain else f"{parent}.{build.name}",
+        class_name=build.class_name,
+        kind=Kind.PLAIN if is_plain else Kind.LINEAR,
+        members=members,
+        is_draft=is_draft,
+    )
+
+
+def _runtime_name(module: str, rules: ModelRules, root: str, num_layers: int) -> tuple[str, bool]:
+    """The name that the engine's own module has, before fusion; whether it belongs to the draft."""
+    outer = root.removesuffix("model.")
+    if not module.startswith(f"{root}layers."):
+        return module if rules.layer_root is None else module.removeprefix(outer), False
+    number, _, rest = module.removeprefix(f"{root}layers.").partition(".")
+    is_draft = number_in_name(number) >= num_layers
+    if is_draft and rules.draft_root is not None:
+        return f"{rules.draft_root}.{rest}", True
+    return f"{root if rules.layer_root is None else rules.layer_root}layers.{number}.{rest}", is_draft

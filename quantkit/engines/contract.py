@@ -6,12 +6,10 @@ which is the worst: a parameter keeps what happened to lie in memory, and the mo
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any
 
 from quantkit.engines import sglang, vllm
 from quantkit.engines.matching import MatchError
-from quantkit.engines.runtime import COLUMN, EngineRules, Kind, Member, ModelRules, RuntimeModule, runtime_modules
+from quantkit.engines.runtime import COLUMN, EngineRules, Kind, Member, ModelRules, RuntimeModule
 from quantkit.engines.schemes import (
     Part,
     Parts,
@@ -19,91 +17,35 @@ from quantkit.engines.schemes import (
     Section,
     native_fp8_parts,
     plain_parts,
-    read_section,
-    section_errors,
     w4afp8_parts,
 )
-from quantkit.families.config_values import Config
-from quantkit.families.family import Family
+from quantkit.engines.verdicts import ModuleVerdict, Outcome
 from quantkit.tensors import F8_E4M3, TensorSpec
 
-RULES: Mapping[str, EngineRules] = {rules.name: rules for rules in (sglang.SGLANG, vllm.VLLM)}
 _LINEAR_ERRORS = {"sglang": sglang.linear_errors, "vllm": vllm.linear_errors}
 _EXPERT_ERRORS = {"sglang": sglang.expert_errors, "vllm": vllm.expert_errors}
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-_ALWAYS_LOADED = frozenset({"bias", "k_scale", "v_scale"})
+# how the leaves begin that a weight may be stored as; biases and what belongs to a cache are loaded apart
+_OF_A_WEIGHT = ("weight", "input_scale", "qweight", "qzeros", "scales", "g_idx")
 # extra tensors without which the codes mean something else
 _CHANGES_VALUES = frozenset({"weight_zero_point", "weight_g_idx"})
 _REMEDY = "convert again, or correct quantization_config"
-
-
-class Outcome(StrEnum):
-    """Worst first."""
-
-    SILENT = "loads silently wrong"
-    REFUSED = "refused"
-    UNKNOWN = "unknown"
-    LOADS = "loads"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleVerdict:
-    """One runtime module in one engine. ``scheme`` in words; ``tensor``: the first of the checkpoint that is wrong."""
-
-    module: str
-    outcome: Outcome
-    scheme: str = ""
-    message: str = ""
-    tensor: str | None = None
-    remedy: str = ""
 
 
 Stored = Mapping[str, TensorSpec]  # tensor name to spec
 Leaves = Mapping[str, Mapping[str, TensorSpec]]  # module to leaf to spec
 
 
-def check_modules(
-    family: Family, config: Config, stored: Stored, rules: EngineRules, *, root: str
-) -> tuple[ModuleVerdict, ...]:
-    """A verdict for every module that the engine builds, in the checkpoint's order."""
-    model = rules.models.get(family.name)
-    if model is None:
-        message = f"which modules {rules.name} builds for the family {family.name!r} is not known"
-        return (ModuleVerdict(module=family.name, outcome=Outcome.UNKNOWN, message=message),)
-    document = quantization_document(config)
-    problems = [
-        ModuleVerdict(module="config.json", outcome=Outcome.REFUSED, message=problem, remedy=_REMEDY)
-        for problem in section_errors(document)
-    ]
-    if problems:
-        return tuple(problems)
-    section = _renamed(read_section(document), model.renames)
-    if section.method not in ("", "compressed-tensors", "w4afp8"):
-        message = f"how engines read {section.method!r} checkpoints is not stated here"
-        return (ModuleVerdict(module="config.json", outcome=Outcome.UNKNOWN, message=message),)
-    if section.method == "w4afp8" and rules.name != "sglang":
-        message = "w4afp8 is SGLang's alone"
-        return (ModuleVerdict(module="config.json", outcome=Outcome.REFUSED, message=message, remedy="serve it there"),)
-    if rules.name != "sglang":
-        section = replace(section, has_native_linears=False)
-    leaves = leaves_of(stored)
-    draft_section = _renamed(section, model.draft_renames)
-    checker = _Checker(rules=rules, model=model, leaves=leaves)
-    return tuple(
-        checker.verdict(module, draft_section if module.is_draft else section)
-        for module in runtime_modules(family, config, model, root=root)
-        if any(member.module in leaves for member in module.members) or not _may_lack(module)
-    )
+def renamed(section: Section, renames: Sequence[tuple[str, str]]) -> Section:
+    """The config's entries after the engine's own rewriting: plain ones with a dot, in either engine."""
 
+    def rename(entry: str) -> str:
+        for old, new in renames:
+            entry = entry.replace(old, new) if "." in entry and not entry.startswith("re:") else entry
+        return entry
 
-def quantization_document(config: Config) -> Mapping[str, Any]:
-    """The section of a config where engines look for it; empty where there is none."""
-    text = config.get("text_config")
-    for place, key in ((config, "quantization_config"), (text, "quantization_config"), (config, "compression_config")):
-        found = place.get(key) if isinstance(place, Mapping) else None
-        if isinstance(found, Mapping):
-            return found
-    return {}
+    targets = {rename(entry): scheme for entry, scheme in section.targets.items()}
+    return replace(section, targets=targets, ignore=tuple(rename(entry) for entry in section.ignore))
 
 
 def leaves_of(stored: Stored) -> dict[str, dict[str, TensorSpec]]:
@@ -115,35 +57,24 @@ def leaves_of(stored: Stored) -> dict[str, dict[str, TensorSpec]]:
     return found
 
 
-def _may_lack(module: RuntimeModule) -> bool:
-    """Absent indexers and copies of heads are passed over, and so is a draft that the checkpoint does not have."""
-    return module.is_draft or all(member.optional for member in module.members)
-
-
-def _renamed(section: Section, renames: Sequence[tuple[str, str]]) -> Section:
-    """The config's entries after the engine's own rewriting; plain ones with a dot, in either engine."""
-
-    def rename(entry: str) -> str:
-        for old, new in renames:
-            entry = entry.replace(old, new) if "." in entry and not entry.startswith("re:") else entry
-        return entry
-
-    targets = {rename(entry): scheme for entry, scheme in section.targets.items()}
-    return replace(section, targets=targets, ignore=tuple(rename(entry) for entry in section.ignore))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Checker:
-    """One engine and one architecture over one checkpoint."""
+class Contract:
+    """One engine and one architecture over one checkpoint; ``leaves``: what is stored, by module."""
 
     rules: EngineRules
     model: ModelRules
+    section: Section
     leaves: Leaves
 
-    def verdict(self, module: RuntimeModule, section: Section) -> ModuleVerdict:
-        """The worst that can be said of a module."""
+    def is_stored(self, module: RuntimeModule) -> bool:
+        """Whether anything of it is in the files."""
+        return any(member.module in self.leaves for member in module.members)
+
+    def verdict(self, module: RuntimeModule) -> ModuleVerdict:
+        """What becomes of a module: what the engine refuses can no longer load wrong."""
+        section = self._section_of(module)
         try:
-            scheme = self.scheme_of(module, section)
+            scheme = self.scheme_of(module)
         except MatchError as error:
             return ModuleVerdict(module=module.name, outcome=Outcome.REFUSED, message=str(error), remedy=_REMEDY)
         words = _words(module, scheme, section)
@@ -161,12 +92,16 @@ class _Checker:
         for member in module.members:
             if member.module in self.leaves or not member.optional:
                 found += self._compare(module, member, _expected(module, member, scheme, section), words)
-        order = list(Outcome)
         good = ModuleVerdict(module=module.name, outcome=Outcome.LOADS, scheme=words)
-        return min(found, key=lambda one: order.index(one.outcome), default=good)
+        refused = (one for one in found if one.outcome is Outcome.REFUSED)
+        return next(refused, found[0] if found else good)
 
-    def scheme_of(self, module: RuntimeModule, section: Section) -> Scheme | None:
+    def _section_of(self, module: RuntimeModule) -> Section:
+        return renamed(self.section, self.model.draft_renames) if module.is_draft else self.section
+
+    def scheme_of(self, module: RuntimeModule) -> Scheme | None:
         """The group that a module gets, None where it is not quantized by the config's groups. Raises MatchError."""
+        section = self._section_of(module)
         if section.method != "compressed-tensors" or module.kind is Kind.PLAIN:
             return None
         if module.kind is Kind.HEAD:
@@ -212,7 +147,7 @@ class _Checker:
 
         stored = self.leaves.get(member.module, {})
         for leaf in stored:
-            if leaf in expected or leaf in _ALWAYS_LOADED:
+            if leaf in expected or not leaf.startswith(_OF_A_WEIGHT):
                 continue
             if self.model.refuses_unknown(f"{member.module}.{leaf}"):
                 yield wrong(Outcome.REFUSED, leaf, f"KeyError: no parameter wants this tensor, as {words}")

@@ -45,8 +45,8 @@ def _is_indexer_plain(leaf: str, config: Config) -> bool:
 
 
 def _deepseek_refuses(name: str) -> bool:
-    """Every other name that no parameter wants is passed over with a warning."""
-    return ".gate_proj." in name or ".up_proj." in name
+    """Parts of gate and up beside the experts; every other name that no parameter wants is passed over."""
+    return ".experts." not in name and (".gate_proj." in name or ".up_proj." in name)
 
 
 def _deepseek(**changes: object) -> ModelRules:

@@ -146,9 +146,8 @@ def test_single_ignore_entries(entry, name, sglang, vllm):
             got = {True: "yes", False: "no"}[
                 rules.matching.is_ignored(texts[1], [texts[0]], rules.models["glm_moe_dsa"].packed)
             ]
-        except MatchError as error:
+        except MatchError:
             got = "error"
-            assert "Found different quantization schemes" in str(error)
         assert got == wanted, (engine, entry)
 
 

@@ -32,6 +32,8 @@ def convert(
     ignore: opt.IgnoreOption = None,
     allow_unmatched: opt.AllowUnmatchedOption = False,
     allow_incomplete: opt.AllowIncompleteOption = False,
+    engine: opt.ServingEngineOption = None,
+    allow_unservable: opt.AllowUnservableOption = False,
     spool_gib: opt.SpoolOption = None,
     keep_source: opt.KeepSourceOption = False,
     resume: opt.ResumeOption = True,
@@ -65,7 +67,7 @@ def convert(
     from quantkit.checkpoint.file_names import MANIFEST_NAME
     from quantkit.checkpoint.output import check_target
     from quantkit.cli import render
-    from quantkit.cli.planning import PlanRequest, plan_request, tensor_parallel
+    from quantkit.cli.planning import PlanRequest, check_servable, engine_reports, plan_request, tensor_parallel
     from quantkit.cli.show_plan import show_plan
     from quantkit.cli.show_results import show_conversion, show_rank
     from quantkit.convert.conversion import Conversion
@@ -93,6 +95,7 @@ def convert(
         headers_only=dry_run or not keep_source,
         limits=Limits(num_shards=first_shards, layers=few_layers) if is_limited else None,
     )
+    wanted = opt.check_engine_name(engine)
     opt.check_executor(
         executor, ray_address=ray_address, is_shared=rank is not None or finalize, jobs=jobs, max_memory=max_memory
     )
@@ -104,12 +107,14 @@ def convert(
     if output is not None and not ((push_to or accept_complete) and (output / MANIFEST_NAME).is_file()):
         check_target(output, Path(source) if source and Path(source).is_dir() else None)  # before anything is fetched
     resolved, made = plan_request(request)
+    loading = engine_reports(made, wanted)
+    check_servable(made, loading, wanted, is_allowed=allow_unservable)
     pushed_to = None if push_to is None else PushTarget(hub_id=push_to, is_public=public)
     if dry_run:
         if pushed_to is not None:
             check_push(pushed_to)
         workers = Workers(num_jobs=num_jobs, device=device)
-        show_plan(made, tensor_parallel(resolved, made), workers, as_json=as_json, summary=summary)
+        show_plan(made, tensor_parallel(resolved, made), loading, workers, as_json=as_json, summary=summary)
         return
     target = output or Path(f"{resolved.name}-int4")
     with render.progress(is_quiet=quiet) as advance:

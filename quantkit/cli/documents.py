@@ -10,6 +10,7 @@ from quantkit.convert.convert import ConvertReport
 from quantkit.convert.publish import PublishReport
 from quantkit.convert.ranks import RankReport
 from quantkit.engines.tensor_parallel import TpVerdict
+from quantkit.engines.verdicts import EngineReport
 from quantkit.integrity.weight_errors import ClassError
 from quantkit.plan.plan import Plan
 from quantkit.plan.resources import Workers, disk_bytes
@@ -18,8 +19,10 @@ from quantkit.verify.report import Finding, VerifyReport
 from quantkit.weights.inspection import InspectReport
 
 
-def plan_document(plan: Plan, tp: Sequence[TpVerdict], workers: Workers) -> dict[str, Any]:
-    """Decisions, exact bytes, needs, legal tensor-parallel sizes and warnings."""
+def plan_document(
+    plan: Plan, tp: Sequence[TpVerdict], loading: Sequence[EngineReport], workers: Workers
+) -> dict[str, Any]:
+    """Decisions, exact bytes, needs, legal tensor-parallel sizes, what engines make of it, and warnings."""
     largest = max(plan.shards, key=lambda shard: shard.file_bytes)
     return {
         **head("plan"),
@@ -62,6 +65,7 @@ def plan_document(plan: Plan, tp: Sequence[TpVerdict], workers: Workers) -> dict
             }
             for verdict in tp
         ],
+        "engines": [_engine_document(report) for report in loading],
         "dropped_tensors": dict(plan.dropped),
         "skipped_files": dict(plan.checkpoint.sidecars.skipped),
         "limits": None if plan.partial is None else plan.partial.document(),
@@ -116,6 +120,28 @@ def verify_document(report: VerifyReport) -> dict[str, Any]:
         "errors": [_class_document(one) for one in report.classes],
         "weights": [{"name": one.name, "role": one.role, "relative_error": one.relative} for one in report.errors],
         "findings": [_finding_document(finding) for finding in report.findings],
+        "engine": None if report.engine is None else _engine_document(report.engine),
+    }
+
+
+def _engine_document(report: EngineReport) -> dict[str, Any]:
+    """Modules that are alike are one entry; what loads silently wrong comes first."""
+    return {
+        "engine": report.engine,
+        "version": report.version,
+        "worst": report.worst.value,
+        "modules": [
+            {
+                "modules": row.name,
+                "num_modules": row.num_modules,
+                "scheme": row.example.scheme,
+                "outcome": row.example.outcome.value,
+                "message": row.example.message,
+                "tensor": row.example.tensor,
+                "remedy": row.example.remedy,
+            }
+            for row in report.rows
+        ],
     }
 
 

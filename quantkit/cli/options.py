@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from quantkit.cli.summary_file import check_summary
+from quantkit.engines.parallel import ENGINES, EngineName
 from quantkit.errors import UsageError
 
 SourceArgument = Annotated[
@@ -117,6 +118,13 @@ SummaryOption = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option("--summary", metavar="FILE.md", callback=check_summary, help="Append the result in Markdown, too."),
 ]
+ServingEngineOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--engine", metavar="|".join(ENGINES), help="The engine that will serve it [default: the recipe's]."),
+]
+AllowUnservableOption = Annotated[
+    bool, typer.Option("--allow-unservable", help="Convert even what the engine that is meant cannot load.")
+]
 RoomOption = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option("--output", "-o", metavar="DIR", help="Refuse where this output's disk or this memory has no room."),
@@ -130,6 +138,14 @@ def check_to(target: str | None) -> None:
     """Raise UsageError for an unknown target."""
     if target is not None and target not in TARGETS:
         raise UsageError(f"unknown target {target!r}", remedy=f"known: {', '.join(TARGETS)}")
+
+
+def check_engine_name(engine: str | None) -> EngineName | None:
+    """Raises UsageError for an engine that is not known."""
+    known = next((name for name in ENGINES if name == engine), None)
+    if engine is not None and known is None:
+        raise UsageError(f"unknown engine {engine!r}", remedy=f"known: {', '.join(ENGINES)}")
+    return known
 
 
 def spool_bytes(spool_gib: float | None) -> int:

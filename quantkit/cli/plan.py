@@ -28,6 +28,8 @@ def plan(
     ignore: opt.IgnoreOption = None,
     allow_unmatched: opt.AllowUnmatchedOption = False,
     allow_incomplete: opt.AllowIncompleteOption = False,
+    engine: opt.ServingEngineOption = None,
+    allow_unservable: opt.AllowUnservableOption = False,
     jobs: opt.JobsOption = None,
     spool_gib: opt.SpoolOption = None,
     as_json: opt.JsonOption = False,
@@ -39,7 +41,14 @@ def plan(
     Example: quantkit plan ./GLM-5.2-FP8 --to int4
     """
     opt.check_to(to)
-    from quantkit.cli.planning import PlanRequest, check_room, plan_request, tensor_parallel
+    from quantkit.cli.planning import (
+        PlanRequest,
+        check_room,
+        check_servable,
+        engine_reports,
+        plan_request,
+        tensor_parallel,
+    )
     from quantkit.cli.show_plan import show_plan
     from quantkit.machine import available_cores
     from quantkit.plan.resources import Workers, choose_jobs
@@ -57,10 +66,13 @@ def plan(
         allow_incomplete=allow_incomplete,
         headers_only=True,
     )
+    wanted = opt.check_engine_name(engine)
     resolved, made = plan_request(request)
+    loading = engine_reports(made, wanted)
     num_jobs = jobs or available_cores()
     if output is not None:
         num_jobs = choose_jobs(jobs, None)
         check_room(resolved, made, output, spool_bytes=opt.spool_bytes(spool_gib))
     workers = Workers(num_jobs=num_jobs)
-    show_plan(made, tensor_parallel(resolved, made), workers, as_json=as_json, summary=summary)
+    show_plan(made, tensor_parallel(resolved, made), loading, workers, as_json=as_json, summary=summary)
+    check_servable(made, loading, wanted, is_allowed=allow_unservable)

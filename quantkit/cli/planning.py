@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quantkit.engines.parallel import EngineName
 from quantkit.engines.tensor_parallel import TpVerdict, legal_tp
+from quantkit.engines.verdicts import EngineReport
 from quantkit.machine import uncollected
 from quantkit.plan.limits import Limits
 from quantkit.plan.make import make_plan
@@ -12,6 +14,7 @@ from quantkit.plan.part import limited
 from quantkit.plan.plan import Plan
 from quantkit.recipe import override
 from quantkit.sources import ResolvedSource, resolve_source
+from quantkit.verify.loading import check_plan, launches_of, refuse_unservable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,18 @@ def check_room(resolved: ResolvedSource, plan: Plan, target: Path, *, spool_byte
         plan=plan, target=target, num_jobs=1, repository=resolved.repository, spool_bytes=spool_bytes
     )
     check_resources(conversion, everything, done, reclaimed_bytes=half_made)
+
+
+def engine_reports(plan: Plan, engine: EngineName | None) -> tuple[EngineReport, ...]:
+    """What the engines make of the output: the one that is asked for, else the recipe's, else all."""
+    return check_plan(plan, launches_of(plan.recipe, engine))
+
+
+def check_servable(plan: Plan, reports: Sequence[EngineReport], engine: EngineName | None, *, is_allowed: bool) -> None:
+    """Raise VerificationError where an engine that is meant cannot load the output, and the user does not allow it."""
+    if is_allowed:
+        return
+    refuse_unservable(plan, reports, is_chosen=engine is not None or bool(plan.recipe.engines))
 
 
 def tensor_parallel(resolved: ResolvedSource, plan: Plan) -> tuple[TpVerdict, ...]:

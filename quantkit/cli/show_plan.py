@@ -5,18 +5,26 @@ from pathlib import Path
 
 from quantkit.checkpoint.sidecars import EXPECTED_SKIPS
 from quantkit.cli import documents, render
+from quantkit.cli.show_loading import show_loading
 from quantkit.cli.summary_file import add_summary
 from quantkit.engines.tensor_parallel import TpVerdict
+from quantkit.engines.verdicts import EngineReport
 from quantkit.machine import bytes_text
 from quantkit.plan.plan import Plan
 from quantkit.plan.resources import Workers, disk_bytes
 
 
 def show_plan(
-    plan: Plan, tp: Sequence[TpVerdict], workers: Workers, *, as_json: bool, summary: Path | None = None
+    plan: Plan,
+    tp: Sequence[TpVerdict],
+    loading: Sequence[EngineReport],
+    workers: Workers,
+    *,
+    as_json: bool,
+    summary: Path | None = None,
 ) -> None:
     """Everything that the plan decided."""
-    document = documents.plan_document(plan, tp, workers)
+    document = documents.plan_document(plan, tp, loading, workers)
     add_summary(summary, document)
     if as_json:
         render.show_json(document)
@@ -29,6 +37,8 @@ def show_plan(
     )
     _show_totals(plan, workers)
     _show_tp(tp, plan.recipe.group_size)
+    for report in loading:
+        show_loading(report)
     skipped = plan.checkpoint.sidecars.skipped
     render.show_notes("not copied", [f"{name}: {reason}" for name, reason in skipped if reason not in EXPECTED_SKIPS])
     render.show_notes("warning", plan.warnings)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantkit.cli import documents, render
+from quantkit.cli.show_loading import show_loading
 from quantkit.cli.summary_file import add_summary
 from quantkit.convert.convert import ConvertReport
 from quantkit.convert.publish import PublishReport
@@ -94,6 +95,8 @@ def show_verification(report: VerifyReport, *, as_json: bool, summary: Path | No
         render.show_json(document)
         return
     _show_errors(report.classes)
+    if report.engine is not None:
+        show_loading(report.engine, all_rows=True)
     _show_findings(report.findings)
     verdict = "good" if report.is_good else "BAD"
     render.show_line(

@@ -6,7 +6,9 @@ from typing import Annotated, Optional
 import typer
 
 from quantkit.cli import options as opt
-from quantkit.errors import VerificationError
+from quantkit.engines.launch import BACKENDS, Launch
+from quantkit.engines.parallel import ENGINES, MOST_GPUS, Parallel
+from quantkit.errors import UsageError, VerificationError
 
 
 def register(app: typer.Typer) -> None:
@@ -20,6 +22,21 @@ def verify(
         Optional[str],  # noqa: UP045
         typer.Option("--source", metavar="SOURCE", help="Compare every value with this source."),
     ] = None,
+    engine: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--engine", metavar="|".join(ENGINES), help="Say of every module whether this engine loads it."),
+    ] = None,
+    tp: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--tp", min=1, metavar="N", help="GPUs that share every layer [default: not looked at]."),
+    ] = None,
+    ep: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--ep", min=1, metavar="N", help="Groups among them that experts are dealt out to [default: 1]."),
+    ] = None,
+    backend: Annotated[
+        str, typer.Option("--backend", metavar="|".join(BACKENDS), help="What carries tokens between experts.")
+    ] = BACKENDS[0],
     fast: Annotated[bool, typer.Option("--fast", help="Leave out whatever needs dequantizing.")] = False,
     jobs: opt.JobsOption = None,
     quiet: opt.QuietOption = False,
@@ -28,10 +45,12 @@ def verify(
 ) -> None:
     """Check an output: hashes, sizes, index, tensors, config; with --source also every value.
 
-    Exits with 4 when anything is wrong, with 3 when there is no such directory.
+    With --engine also whether that engine loads it: what it would refuse, and what it would load silently wrong. Then
+    OUTPUT may be another tool's. Exits with 4 when anything is wrong, with 3 when there is no such directory.
 
-    Example: quantkit verify ./glm-5.2-int4 --source ./GLM-5.2-FP8
+    Example: quantkit verify ./glm-5.2-int4 --source ./GLM-5.2-FP8 --engine sglang --tp 8
     """
+    launch = _launch(engine, tp=tp, ep=ep, backend=backend)
     from quantkit.cli import render
     from quantkit.cli.show_results import show_verification
     from quantkit.machine import available_cores
@@ -43,6 +62,7 @@ def verify(
         report = verify_output(
             output,
             source=checkpoint,
+            launch=launch,
             is_fast=fast,
             num_jobs=jobs or available_cores(),
             report_progress=advance,
@@ -52,3 +72,20 @@ def verify(
         if not as_json:
             render.show_notes("quantkit", [report.first_error()])
         raise typer.Exit(VerificationError.exit_code)
+
+
+def _launch(engine: str | None, *, tp: int | None, ep: int | None, backend: str) -> Launch | None:
+    """Raises UsageError for options that do not go together."""
+    name = opt.check_engine_name(engine)
+    if backend not in BACKENDS:
+        raise UsageError(f"--backend {backend} is not known", remedy=f"choose {', '.join(BACKENDS)}")
+    if name is None:
+        if tp is not None or ep is not None or backend != BACKENDS[0]:
+            raise UsageError("--tp, --ep and --backend are of an engine", remedy="name it with --engine")
+        return None
+    if tp is None and ep is not None:
+        raise UsageError("--ep shares the GPUs of --tp", remedy="give --tp, too")
+    if tp is not None and tp > MOST_GPUS:
+        raise UsageError(f"--tp {tp} are more GPUs than there are", remedy=f"give at most {MOST_GPUS}")
+    parallel = None if tp is None else Parallel(tp=tp, ep=ep or 1)
+    return Launch(engine=name, parallel=parallel, backend=backend)

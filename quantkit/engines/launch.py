@@ -110,8 +110,9 @@ def _fusion_verdicts(family: Family, config: Config, section: Section, launch: L
     if fuses and launch.backend == "none" and NO_FUSION not in launch.flags:
         yield ModuleVerdict(
             module="mlp.shared_experts",
-            outcome=Outcome.SILENT,
-            message="the shared expert is taken for one more routed one, whose tensors have other names: it is dropped",
+            outcome=Outcome.FLAG,
+            message="the shared expert is taken for one more routed one, whose tensors have other names: it is dropped "
+            "in silence",
             remedy=f"start the server with {NO_FUSION}",
         )
 

@@ -15,6 +15,7 @@ class Outcome(StrEnum):
 
     SILENT = "loads silently wrong"
     REFUSED = "refused"
+    FLAG = "needs a flag"
     UNKNOWN = "unknown"
     LOADS = "loads"
 
@@ -59,6 +60,15 @@ class EngineReport:
 
     def with_outcome(self, outcome: Outcome) -> tuple[EngineRow, ...]:
         return tuple(row for row in self.rows if row.example.outcome is outcome)
+
+    @property
+    def num_modules(self) -> int:
+        return sum(row.num_modules for row in self.rows)
+
+    @property
+    def bad_rows(self) -> tuple[EngineRow, ...]:
+        """What no flag of a server makes good."""
+        return self.with_outcome(Outcome.SILENT) + self.with_outcome(Outcome.REFUSED)
 
     @property
     def worst(self) -> Outcome:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quantkit.engines.verdicts import EngineReport
 from quantkit.errors import QuantkitError, VerificationError
 from quantkit.integrity.weight_errors import ClassError, WeightError
 
@@ -27,7 +28,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """``checks``: what was looked at, in order; ``classes`` and ``errors`` only where the source was given."""
+    """``checks``: what was looked at, in order; ``classes`` and ``errors`` only where the source was given, ``engine``
+    only where one was named.
+    """
 
     output: Path
     checks: tuple[str, ...]
@@ -35,6 +38,7 @@ class VerifyReport:
     num_tensors: int
     classes: tuple[ClassError, ...] = ()
     errors: tuple[WeightError, ...] = ()
+    engine: EngineReport | None = None
 
     @property
     def is_good(self) -> bool:

@@ -4,9 +4,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quantkit.checkpoint.file_names import MANIFEST_NAME
-from quantkit.checkpoint.source import Checkpoint
+from quantkit.checkpoint.source import Checkpoint, open_checkpoint
+from quantkit.engines.launch import Launch
+from quantkit.engines.verdicts import EngineReport
 from quantkit.errors import RecipeError, UsageError, VerificationError
-from quantkit.families import FAMILIES, Family
+from quantkit.families import FAMILIES, Family, family_of
 from quantkit.integrity.manifest import FileRecord, Manifest, read_manifest
 from quantkit.integrity.weight_errors import class_errors
 from quantkit.plan.limits import Limits
@@ -17,6 +19,7 @@ from quantkit.recipe import Recipe, parse_recipe
 from quantkit.threads import ReportProgress
 from quantkit.verify.compare import Comparison, compare_with_source
 from quantkit.verify.hashes import check_hashes
+from quantkit.verify.loading import check_loading, loading_findings
 from quantkit.verify.report import Finding, VerifyReport, first_findings
 from quantkit.verify.structure import check_contract, check_files, check_specs, open_output
 from quantkit.verify.thresholds import check_errors
@@ -35,6 +38,12 @@ _PARTIAL = Finding(
     file=MANIFEST_NAME,
     remedy="convert without --limit-shards and --layers",
 )
+_FOREIGN = Finding(
+    check="files",
+    message="has no manifest of ours: hashes, errors and completeness are not looked at",
+    is_error=False,
+    file=MANIFEST_NAME,
+)
 _UNRECORDED = FileRecord(file_bytes=0, sha256="")
 _MAX_FINDINGS = 50  # of one check
 
@@ -43,15 +52,19 @@ def verify_output(
     output: Path,
     *,
     source: Checkpoint | None = None,
+    launch: Launch | None = None,
     is_fast: bool = False,
     num_jobs: int = 1,
     report_progress: ReportProgress = lambda _, __: None,
 ) -> VerifyReport:
     """Manifest, files, index, headers, config; and with the source every value, unless something is wrong before.
 
+    ``launch``: whether that engine loads it; then a directory of another tool, without a manifest, is looked at too.
     ``is_fast`` leaves out whatever needs dequantizing. Raises VerificationError only where nothing can be checked (a
     missing or garbled manifest), SourceError for a bad source, or an output that is no directory.
     """
+    if launch is not None and output.is_dir() and not (output / MANIFEST_NAME).is_file():
+        return _verify_foreign(output, launch)
     manifest = read_manifest(output)
     origin = _origin(manifest)
     findings = list(first_findings(check_files(output, manifest.output_files), _MAX_FINDINGS))
@@ -72,6 +85,8 @@ def verify_output(
     )
     report = report.with_findings(first_findings(contract, _MAX_FINDINGS))
     report = replace(report, num_tensors=len(checkpoint.tensors))
+    if launch is not None:
+        report = _with_engine(report, check_loading(checkpoint, origin.family, launch))
     if source is None or not report.is_good:
         return report
     report = replace(report, checks=(*report.checks, "plan" if is_fast else "source shards"))
@@ -91,6 +106,19 @@ def verify_output(
         plan, checkpoint, is_fast=is_fast, num_jobs=num_jobs, report_progress=report_progress
     )
     return _with_comparison(report, comparison, plan, is_fast=is_fast)
+
+
+def _verify_foreign(directory: Path, launch: Launch) -> VerifyReport:
+    """What another tool wrote: whether an engine loads it, and nothing else."""
+    checkpoint = open_checkpoint(directory)
+    family = family_of(checkpoint.config)
+    report = VerifyReport(output=directory, checks=(), findings=(_FOREIGN,), num_tensors=len(checkpoint.tensors))
+    return _with_engine(report, check_loading(checkpoint, family, launch))
+
+
+def _with_engine(report: VerifyReport, engine: EngineReport) -> VerifyReport:
+    found = first_findings(loading_findings(engine), _MAX_FINDINGS)
+    return replace(report.with_findings(found), engine=engine, checks=(*report.checks, f"loading by {engine.engine}"))
 
 
 def _with_comparison(report: VerifyReport, comparison: Comparison, plan: Plan, *, is_fast: bool) -> VerifyReport:

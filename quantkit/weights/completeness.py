@@ -1,7 +1,7 @@
 """Is everything there that the config promises? Compared at the level of logical weights, whatever their storage."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from quantkit.checkpoint.source import Checkpoint
@@ -108,10 +108,16 @@ def _check_surplus(family: Family, checkpoint: Checkpoint, binding: Binding, roo
 
 def text_root(binding: Binding) -> str:
     """What stands before ``layers.`` in the text model: ``model.``, ``language_model.model.``, ..."""
-    for name in binding.weights:
+    return root_of_names(binding.weights)
+
+
+def root_of_names(names: Iterable[str]) -> str:
+    """The same of the names of weights or of stored tensors."""
+    listed = list(names)
+    for name in listed:
         if name.endswith("embed_tokens.weight") and ".layers." not in name:
             return name.removesuffix("embed_tokens.weight")
-    for name in binding.weights:
+    for name in listed:
         head, found, _ = name.partition("layers.0.")
         if found and head.endswith("model."):
             return head

@@ -160,7 +160,7 @@ def test_fp8_as_the_linear_target_drops_the_shared_expert():
     document = section([experts, fp8], ["lm_head", "re:.*kv_b_proj$"])
     case = Case(document=document, forms=FP8_ROLES | {Role.ROUTED_EXPERT: "int4"}, changes={"n_routed_experts": 256})
     assert case.found("vllm") == case.found("sglang", flags=(NO_FUSION,)) == {}
-    assert case.found("sglang") == {"mlp.shared_experts": Outcome.SILENT}
+    assert case.found("sglang") == {"mlp.shared_experts": Outcome.FLAG}
     read = read_section(document)
     assert fuses_shared_experts("glm_moe_dsa", 256, 1, read, ep=1)
     assert not fuses_shared_experts("glm_moe_dsa", 256, 1, read, ep=8)
@@ -169,7 +169,7 @@ def test_fp8_as_the_linear_target_drops_the_shared_expert():
 
 def test_glm4_fuses_the_shared_expert_whatever_it_is_stored_as():
     case = Case("glm4_moe")
-    assert case.found("sglang") == {"mlp.shared_experts": Outcome.SILENT}
+    assert case.found("sglang") == {"mlp.shared_experts": Outcome.FLAG}
     assert case.found("sglang", flags=(NO_FUSION,)) == case.found("vllm") == {}
 
 

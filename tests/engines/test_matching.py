@@ -171,3 +171,17 @@ def test_experts_of_glm4_are_asked_for_without_fused_names():
     entry = r"re:.*shared_experts\.(gate|up)_proj$"
     assert answer("sglang", name, MERGED, targets, [entry], packed) == "4"
     assert answer("sglang", name, MERGED, targets, ["re:.*shared_experts.*"], packed) == "b"
+
+
+@pytest.mark.parametrize(
+    "entry", [*I0, *_FP8_SAFE, "model.layers.3.self_attn.o_proj", r"re:.*mlp\.gate$", "re:self_attn"]
+)
+def test_names_that_no_engine_fuses_match_as_in_compressed_tensors(entry):
+    """The library's own matcher; it treats fused names otherwise than either engine."""
+    from compressed_tensors.utils.match import match_name
+
+    leaves = ("self_attn.o_proj", "self_attn.q_b_proj", "mlp.down_proj", "mlp.gate", "mlp.experts.0.gate_proj")
+    for name in [*(f"model.layers.{layer}.{leaf}" for layer in (0, 3) for leaf in leaves), "lm_head"]:
+        for rules in ENGINES.values():
+            is_suffix = rules is SGLANG and not entry.startswith("re:") and name.endswith(f".{entry}")
+            assert rules.matching.is_ignored(name, [entry], {}) == (match_name(name, entry) or is_suffix)

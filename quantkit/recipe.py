@@ -6,7 +6,7 @@ bytes.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,6 +22,7 @@ Action = Literal["int4", "keep"]
 GroupSize = Literal[32, 64, 128]
 ScaleChoice = Literal["search", "absmax"]
 Engine = Literal["sglang", "vllm"]
+Rest = Literal["bf16", "fp8"]
 
 
 class _Strict(BaseModel):
@@ -71,7 +72,8 @@ class Rule(_Strict):
 class Recipe(_Strict):
     """``rules``: the first that hits a module wins; a module that none hits is kept.
 
-    ``source`` is None for a checkpoint named on the command line. ``rest``: what kept FP8 weights become.
+    ``source`` is None for a checkpoint named on the command line. ``rest``: what kept FP8 weights become; ``fp8``:
+    they stay where the ``engines`` load that.
     """
 
     version: Literal[1]
@@ -84,7 +86,7 @@ class Recipe(_Strict):
     group_size: GroupSize
     scales: ScaleChoice
     signed_scales: bool
-    rest: Literal["bf16"]
+    rest: Rest
     rules: tuple[Rule, ...]
     engines: dict[Engine, tuple[str, ...]] = {}
 
@@ -151,31 +153,42 @@ def default_recipe(family_name: str, *, has_experts: bool) -> Recipe:
 def override(
     recipe: Recipe,
     *,
-    group_size: int | None = None,
-    scales: str | None = None,
-    signed_scales: bool | None = None,
+    engine: Engine | None = None,
     targets: Sequence[str] = (),
     ignore: Sequence[str] = (),
+    **settings: object,
 ) -> Recipe:
-    """What the command line changes. ``targets`` replace the rules; ``ignore`` go before them as keep."""
-    _check_options(group_size, scales, (*targets, *ignore))
-    document = recipe_document(recipe)
-    changes = {"group_size": group_size, "scales": scales, "signed_scales": signed_scales}
-    document |= {key: value for key, value in changes.items() if value is not None}
+    """What the command line changes. ``targets`` replace the rules; ``ignore`` go before them as keep.
+
+    ``engine``: the only one that the output is for, with what the recipe says of it. ``settings``: fields of the
+    recipe; None leaves one as it is.
+    """
+    changes = {key: value for key, value in settings.items() if value is not None}
+    _check_options(changes, (*targets, *ignore))
+    document = recipe_document(recipe) | changes
+    if engine is not None:
+        document["engines"] = {engine: document["engines"].get(engine, [])}
     if targets:
         document["rules"] = _pattern_rules(targets, "int4")
     document["rules"] = _pattern_rules(ignore, "keep") + document["rules"]
     return parse_recipe(document, where=recipe.name)
 
 
-def _check_options(group_size: int | None, scales: str | None, patterns: Iterable[str]) -> None:
+_CHOICES: Mapping[str, tuple[object, ...]] = {
+    "group_size": get_args(GroupSize),
+    "scales": get_args(ScaleChoice),
+    "rest": get_args(Rest),
+}
+
+
+def _check_options(changes: Mapping[str, object], patterns: Iterable[str]) -> None:
     """The options by their own names: nobody has written the recipe that they change."""
-    if group_size is not None and group_size not in get_args(GroupSize):
-        raise RecipeError(f"--group-size {group_size} is not there", remedy="choose 32, 64 or 128")
-    if scales is not None and scales not in get_args(ScaleChoice):
-        raise RecipeError(
-            f"--scales {scales} is not there{_near(scales, get_args(ScaleChoice))}", remedy="choose search or absmax"
-        )
+    for key, value in changes.items():
+        if key in _CHOICES and value not in _CHOICES[key]:
+            option, words = f"--{key.replace('_', '-')}", [str(one) for one in _CHOICES[key]]
+            near = _near(value, words) if isinstance(value, str) else ""
+            remedy = f"choose {', '.join(words[:-1])} or {words[-1]}"
+            raise RecipeError(f"{option} {value} is not there{near}", remedy=remedy)
     for pattern in patterns:
         try:
             is_matched(pattern, "")

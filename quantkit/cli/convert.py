@@ -28,6 +28,7 @@ def convert(
     group_size: opt.GroupSizeOption = None,
     scales: opt.ScalesOption = None,
     signed_scales: opt.SignedOption = None,
+    rest: opt.RestOption = None,
     targets: opt.TargetsOption = None,
     ignore: opt.IgnoreOption = None,
     allow_unmatched: opt.AllowUnmatchedOption = False,
@@ -88,6 +89,8 @@ def convert(
         group_size=group_size,
         scales=scales,
         signed_scales=signed_scales,
+        rest=rest,
+        engine=opt.check_engine_name(engine),
         targets=targets or (),
         ignore=ignore or (),
         allow_unmatched=allow_unmatched,
@@ -95,7 +98,6 @@ def convert(
         headers_only=dry_run or not keep_source,
         limits=Limits(num_shards=first_shards, layers=few_layers) if is_limited else None,
     )
-    wanted = opt.check_engine_name(engine)
     opt.check_executor(
         executor, ray_address=ray_address, is_shared=rank is not None or finalize, jobs=jobs, max_memory=max_memory
     )
@@ -107,8 +109,8 @@ def convert(
     if output is not None and not ((push_to or accept_complete) and (output / MANIFEST_NAME).is_file()):
         check_target(output, Path(source) if source and Path(source).is_dir() else None)  # before anything is fetched
     resolved, made = plan_request(request)
-    loading = engine_reports(made, wanted)
-    check_servable(made, loading, wanted, is_allowed=allow_unservable)
+    loading = engine_reports(made)
+    check_servable(made, loading, is_allowed=allow_unservable)
     pushed_to = None if push_to is None else PushTarget(hub_id=push_to, is_public=public)
     if dry_run:
         if pushed_to is not None:

@@ -35,6 +35,10 @@ SignedOption = Annotated[
     Optional[bool],  # noqa: UP045
     typer.Option("--signed-scales/--positive-scales", help="Whether scales may be negative [recipe: signed]."),
 ]
+RestOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--rest", metavar="bf16|fp8", help="What kept FP8 weights become: fp8 where the engines load that."),
+]
 TargetsOption = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option(

@@ -24,6 +24,7 @@ def plan(
     group_size: opt.GroupSizeOption = None,
     scales: opt.ScalesOption = None,
     signed_scales: opt.SignedOption = None,
+    rest: opt.RestOption = None,
     targets: opt.TargetsOption = None,
     ignore: opt.IgnoreOption = None,
     allow_unmatched: opt.AllowUnmatchedOption = False,
@@ -60,19 +61,20 @@ def plan(
         group_size=group_size,
         scales=scales,
         signed_scales=signed_scales,
+        rest=rest,
+        engine=opt.check_engine_name(engine),
         targets=targets or (),
         ignore=ignore or (),
         allow_unmatched=allow_unmatched,
         allow_incomplete=allow_incomplete,
         headers_only=True,
     )
-    wanted = opt.check_engine_name(engine)
     resolved, made = plan_request(request)
-    loading = engine_reports(made, wanted)
+    loading = engine_reports(made)
     num_jobs = jobs or available_cores()
     if output is not None:
         num_jobs = choose_jobs(jobs, None)
         check_room(resolved, made, output, spool_bytes=opt.spool_bytes(spool_gib))
     workers = Workers(num_jobs=num_jobs)
     show_plan(made, tensor_parallel(resolved, made), loading, workers, as_json=as_json, summary=summary)
-    check_servable(made, loading, wanted, is_allowed=allow_unservable)
+    check_servable(made, loading, is_allowed=allow_unservable)

@@ -27,6 +27,8 @@ class PlanRequest:
     group_size: int | None = None
     scales: str | None = None
     signed_scales: bool | None = None
+    rest: str | None = None
+    engine: EngineName | None = None
     targets: Sequence[str] = ()
     ignore: Sequence[str] = ()
     allow_unmatched: bool = False
@@ -50,6 +52,8 @@ def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
         group_size=request.group_size,
         scales=request.scales,
         signed_scales=request.signed_scales,
+        rest=request.rest,
+        engine=request.engine,
         targets=tuple(request.targets),
         ignore=tuple(request.ignore),
     )
@@ -85,16 +89,15 @@ def check_room(resolved: ResolvedSource, plan: Plan, target: Path, *, spool_byte
     check_resources(conversion, everything, done, reclaimed_bytes=half_made)
 
 
-def engine_reports(plan: Plan, engine: EngineName | None) -> tuple[EngineReport, ...]:
-    """What the engines make of the output: the one that is asked for, else the recipe's, else all."""
-    return check_plan(plan, launches_of(plan.recipe, engine))
+def engine_reports(plan: Plan) -> tuple[EngineReport, ...]:
+    """What the engines make of the output: those of the recipe, else all."""
+    return check_plan(plan, launches_of(plan.recipe))
 
 
-def check_servable(plan: Plan, reports: Sequence[EngineReport], engine: EngineName | None, *, is_allowed: bool) -> None:
+def check_servable(plan: Plan, reports: Sequence[EngineReport], *, is_allowed: bool) -> None:
     """Raise VerificationError where an engine that is meant cannot load the output, and the user does not allow it."""
-    if is_allowed:
-        return
-    refuse_unservable(plan, reports, is_chosen=engine is not None or bool(plan.recipe.engines))
+    if not is_allowed:
+        refuse_unservable(plan, reports)
 
 
 def tensor_parallel(resolved: ResolvedSource, plan: Plan) -> tuple[TpVerdict, ...]:

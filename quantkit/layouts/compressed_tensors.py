@@ -22,7 +22,11 @@ from quantkit.tensors import BF16, I32, I64, TensorSpec
 PACKED, SCALE, SHAPE = "weight_packed", "weight_scale", "weight_shape"
 ZERO_POINT, GROUP_INDEX = "weight_zero_point", "weight_g_idx"
 CODES_PER_WORD = 8
+# transformers takes the first group with a pattern that mentions experts for theirs: shared ones must not be that
+_INT4_TARGETS = ["Linear", r"re:.*\.experts\.\d+\..*"]
+_LAYER = re.compile(r"\blayers\.\d+\.")
 _SAME_DIGITS = str.maketrans("123456789", "000000000")
+_NO_DIGITS = str.maketrans("", "", "0123456789")
 
 
 class CompressedTensors:
@@ -51,11 +55,14 @@ class CompressedTensors:
         """``weight_shape``: loaded by both engines, never used to compute."""
         return {"shape": np.array([num_rows, num_cols], dtype=np.int64)}
 
-    def config_section(self, scheme: Int4Group, ignore: Sequence[str]) -> dict[str, Any]:
-        """One INT4 group.
+    def config_section(
+        self, scheme: Int4Group, ignore: Sequence[str], fp8_targets: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """One INT4 group, and one of FP8 blocks where something has stayed in them.
 
-        ``Linear`` stays the target: SGLang turns shared-expert fusion off only then. ``actorder`` is always null, and
-        there are no KV scales: they would be ignored or harmful for these families.
+        ``Linear`` stays the target of INT4: SGLang turns shared-expert fusion off only then. ``actorder`` is always
+        null, and there are no KV scales: they would be ignored or harmful for these families. The format at the top is
+        what SGLang's experts read; a group's own is what everything else does.
         """
         weights = {
             "num_bits": 4,
@@ -69,22 +76,33 @@ class CompressedTensors:
             "observer": "minmax",
             "observer_kwargs": {},
         }
-        group = {
-            "targets": ["Linear"],
-            "weights": weights,
-            "input_activations": None,
-            "output_activations": None,
-            "format": "pack-quantized",
+        groups: dict[str, dict[str, Any]] = {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": weights,
+                "input_activations": None,
+                "output_activations": None,
+                "format": "pack-quantized",
+            }
         }
+        if fp8_targets:
+            groups["group_0"]["targets"] = _INT4_TARGETS
+            groups["group_1"] = _fp8_group(fp8_targets)
         return {
             "quant_method": "compressed-tensors",
             "format": "pack-quantized",
             "quantization_status": "compressed",
-            "config_groups": {"group_0": group},
+            "config_groups": groups,
             "ignore": list(ignore),
             "kv_cache_scheme": None,
             "global_compression_ratio": None,
         }
+
+    def targets(
+        self, modules: Iterable[str], *, others: Iterable[str], fused: Mapping[str, Sequence[str]]
+    ) -> list[str]:
+        """Entries that hit the modules, in the files and as engines fuse them, and none of ``others``."""
+        return _entries(list(modules), list(others), fused)
 
     def ignore_list(
         self,
@@ -97,24 +115,58 @@ class CompressedTensors:
         """Derived from what was in fact done.
 
         ``patterns`` are the family's own (both the checkpoint's and the engines' fused names); one that hits a
-        quantized module is left out, and what is then uncovered is named exactly, with a ``re:`` twin that any prefix
-        matches unless it would hit a quantized one. ``fused`` maps a leaf to the engines' fused leaves that contain it.
+        quantized module is left out, and what is then uncovered is named. ``fused`` maps a leaf to the engines' fused
+        leaves that contain it.
         """
         names = list(quantized)
         examples = _examples(names)  # enough, since the patterns of a family name no numbers
         kept = [entry for entry in patterns if not any(is_matched(entry, name) for name in examples)]
         is_covered = matcher(kept)
         uncovered = [module for module in unquantized if not is_covered(module)]
-        is_suffix = _suffix_finder(names if uncovered else ())
-        extra: list[str] = []
-        for module in uncovered:
-            parent, _, leaf = module.rpartition(".")
-            for name in (leaf, *fused.get(leaf, ())):
-                full = f"{parent}.{name}" if parent else name
-                extra.append(full)
-                if not is_suffix(full):
-                    extra.append(f"re:.*{re.escape(full)}$")
-        return kept + list(dict.fromkeys(extra))
+        return kept + _entries(uncovered, names, fused)
+
+
+def _fp8_group(targets: Sequence[str]) -> dict[str, Any]:
+    """FP8 in blocks of 128 x 128, activations quantized as they come, in groups of 128."""
+    common = {"num_bits": 8, "type": "float", "symmetric": True}
+    return {
+        "targets": list(targets),
+        "weights": common | {"strategy": "block", "block_structure": [128, 128], "dynamic": False},
+        "input_activations": common | {"strategy": "group", "group_size": 128, "dynamic": True},
+        "output_activations": None,
+        "format": "float-quantized",
+    }
+
+
+def _entries(modules: Sequence[str], others: Sequence[str], fused: Mapping[str, Sequence[str]]) -> list[str]:
+    """One pattern for a module of every layer, where it hits none of ``others``; else the exact name, with a ``re:``
+    twin that any prefix matches unless that hits one. Fused names that contain the module come along."""
+    if not modules:
+        return []
+    examples, is_suffix = _examples(others), _suffix_finder(others)
+    is_clean: dict[str, bool] = {}
+    entries: dict[str, None] = {}
+    for module in modules:
+        parent, _, leaf = module.rpartition(".")
+        pattern = _pattern_of(module)
+        if pattern not in is_clean:
+            is_clean[pattern] = bool(pattern) and not any(is_matched(pattern, one) for one in examples)
+        for name in (leaf, *fused.get(leaf, ())):
+            full = f"{parent}.{name}" if parent else name
+            if is_clean[pattern]:
+                entries[_pattern_of(full)] = None
+                continue
+            entries[full] = None
+            if not is_suffix(full):
+                entries[f"re:.*{re.escape(full)}$"] = None
+    return list(entries)
+
+
+def _pattern_of(module: str) -> str:
+    """For the module of every layer; empty for one that lies in none, or has another number, which examples hide."""
+    layer = _LAYER.search(module)
+    tail = "" if layer is None else module[layer.end() :]
+    return rf"re:.*\.{re.escape(tail)}$" if tail and tail == tail.translate(_NO_DIGITS) else ""
 
 
 def section_problems(section: Mapping[str, Any]) -> Iterator[str]:
@@ -143,6 +195,22 @@ def _group_problems(group: Any) -> Iterator[str]:
     if not isinstance(weights, Mapping):
         yield "has no weights"
         return
+    is_fp8 = (weights.get("type"), weights.get("num_bits")) == ("float", 8)
+    yield from _fp8_problems(group, weights) if is_fp8 else _int4_problems(group, weights)
+
+
+def _fp8_problems(group: Mapping[str, Any], weights: Mapping[str, Any]) -> Iterator[str]:
+    """Of what may stand beside INT4."""
+    if weights.get("strategy") != "block" or weights.get("block_structure") != [128, 128]:
+        yield "FP8 is not in blocks of 128 x 128"
+    if group.get("format") != "float-quantized":
+        yield f"format of FP8 is {group.get('format')!r}, not 'float-quantized'"
+    targets = group.get("targets")
+    if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets) or "Linear" in targets:
+        yield f"targets of FP8 is {str(targets)[:80]!r}: 'Linear' belongs to INT4"
+
+
+def _int4_problems(group: Mapping[str, Any], weights: Mapping[str, Any]) -> Iterator[str]:
     expected = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
     for key, value in expected.items():
         if weights.get(key) != value:
@@ -150,7 +218,7 @@ def _group_problems(group: Any) -> Iterator[str]:
     for key in ("actorder", "dynamic"):
         if weights.get(key):
             yield f"{key} is {weights[key]!r}: engines would read scales in another order or not at all"
-    if group.get("targets") != ["Linear"]:
+    if group.get("targets") not in (["Linear"], _INT4_TARGETS):
         yield f"targets is {group.get('targets')!r}: SGLang needs 'Linear'"
     if group.get("format", "pack-quantized") not in ("pack-quantized", None):
         yield f"format is {group['format']!r}"

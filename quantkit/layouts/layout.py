@@ -44,8 +44,16 @@ class Layout(Protocol):
     def constants(self, num_rows: int, num_cols: int) -> Stored:
         """The parts that do not depend on the data."""
 
-    def config_section(self, scheme: Int4Group, ignore: Sequence[str]) -> dict[str, Any]:
-        """``quantization_config`` of a checkpoint whose quantized Linears all share one scheme."""
+    def config_section(
+        self, scheme: Int4Group, ignore: Sequence[str], fp8_targets: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """``quantization_config`` of a checkpoint whose INT4 Linears all share one scheme; ``fp8_targets``: entries
+        that hit those in FP8 blocks."""
+
+    def targets(
+        self, modules: Iterable[str], *, others: Iterable[str], fused: Mapping[str, Sequence[str]]
+    ) -> list[str]:
+        """Config entries that hit the modules and none of ``others``."""
 
     def ignore_list(
         self,

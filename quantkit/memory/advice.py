@@ -77,7 +77,7 @@ def _scheme_changes(model: Model, request: MemoryRequest, scheme: Scheme) -> Ite
         return
     if scheme.rest == "bf16" and model.form.int4_group_size is None:
         yield (
-            "the rest in FP8 (--rest fp8, which convert does not write yet)",
+            "the rest in FP8 (--rest fp8)",
             replace(request, scheme=replace(scheme, rest="fp8")),
         )
     for group_size in GROUP_SIZES:

@@ -1,7 +1,7 @@
 """Recipe x Family x Checkpoint -> Plan. Reads no tensor data; everything that can be refused is refused here."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from quantkit.checkpoint.source import Checkpoint
@@ -10,13 +10,15 @@ from quantkit.codecs.float_values import HALF, FloatValues
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.engines.fusion import check_one_scheme, fused_group
+from quantkit.engines.mixed import BLOCK, keeps_fp8
+from quantkit.engines.parallel import ENGINES
 from quantkit.errors import RecipeError, SourceError
 from quantkit.families.family import Family, Role
 from quantkit.layouts import LAYOUTS, Layout
 from quantkit.plan.output_config import output_config
 from quantkit.plan.plan import Action, Job, Output, Plan, PlannedShard, RuleCount
 from quantkit.recipe import Recipe, decide
-from quantkit.tensors import BF16, TensorSpec
+from quantkit.tensors import BF16, F32, TensorSpec
 from quantkit.weights.binding import Binding, bind_weights
 from quantkit.weights.completeness import check_complete
 from quantkit.weights.source_form import SourceForm, source_form
@@ -41,13 +43,18 @@ def make_plan(
     layout = LAYOUTS[recipe.layout]
     scheme = Int4Group(group_size=recipe.group_size, scales=recipe.scales, signed=recipe.signed_scales)
     actions, counts = _decide_all(recipe, binding.weights, roles)
+    kept_fp8 = _kept_fp8(recipe, binding.weights, roles, actions)
+    warnings += _fp8_warnings(recipe, form, kept_fp8)
     warnings += _keep_undividable(actions, binding.weights, roles, scheme, family)
     _check_native(binding.weights, form, scheme)
-    check_one_scheme(_schemes(binding.weights, actions))
+    check_one_scheme(_schemes(binding.weights, actions, kept_fp8))
     rules = _rule_counts(recipe, counts)
     if not allow_unmatched:
         _check_matched(rules, recipe)
-    jobs = [_job(weight, roles[name], actions[name], scheme, layout) for name, weight in binding.weights.items()]
+    jobs = [
+        _fp8_job(weight, roles[name]) if name in kept_fp8 else _job(weight, roles[name], actions[name], scheme, layout)
+        for name, weight in binding.weights.items()
+    ]
     if not jobs:
         raise SourceError("holds no tensors", file=checkpoint.directory, remedy="name a checkpoint directory")
     if not any(job.action == Action.INT4 for job in jobs):
@@ -98,6 +105,53 @@ def _action(weight: Weight, role: Role, wanted: str) -> Action:
         return Action.TO_BF16
     # FP16 becomes BF16, except where that would lose what decides between experts
     return Action.TO_BF16 if weight.codec == HALF and role != Role.ROUTER_BIAS else Action.COPY
+
+
+def _kept_fp8(
+    recipe: Recipe, weights: Mapping[str, Weight], roles: Mapping[str, Role], actions: Mapping[str, Action]
+) -> frozenset[str]:
+    """Weights that stay in the source's FP8 blocks, byte for byte; of modules that engines fuse all or none."""
+    if recipe.rest != "fp8":
+        return frozenset()
+    engines = tuple(recipe.engines) or ENGINES
+    kept = {
+        name
+        for name, weight in weights.items()
+        if actions[name] == Action.TO_BF16
+        and _is_loadable_fp8(weight)
+        and keeps_fp8(weight.module, roles[name], engines)
+    }
+    members: dict[object, set[str]] = {}
+    for name, weight in weights.items():
+        key = fused_group(weight.module)
+        if key is not None and weight.is_matrix and roles[name] != Role.ROUTED_EXPERT:
+            members.setdefault(key, set()).add(name)
+    halves = set[str]().union(*(names for names in members.values() if not names <= kept))
+    return frozenset(kept - halves)
+
+
+def _is_loadable_fp8(weight: Weight) -> bool:
+    """Blocks and scales as engines read them from a file."""
+    if not isinstance(weight.codec, Fp8Block) or weight.codec.block != BLOCK or weight.codec.row_offset:
+        return False
+    scale = weight.parts["scale"].spec
+    return scale.dtype in (F32, BF16) and scale.shape == weight.codec.grid_shape(weight.num_rows, weight.num_cols)
+
+
+def _fp8_warnings(recipe: Recipe, form: SourceForm, kept_fp8: Collection[str]) -> list[str]:
+    if recipe.rest != "fp8" or kept_fp8:
+        return []
+    why = "the source has no FP8 weights" if not form.fp8_blocks else "none lies in blocks of 128 x 128 that they load"
+    return [f"--rest fp8 keeps nothing: {why}"]
+
+
+def _fp8_job(weight: Weight, role: Role) -> Job:
+    """Codes and scales as they are, under the names of compressed-tensors."""
+    leaves = {"codes": "weight", "scale": "weight_scale"}
+    outputs = {
+        part: Output(name=f"{weight.module}.{leaf}", spec=weight.parts[part].spec) for part, leaf in leaves.items()
+    }
+    return Job(weight=weight, role=role, action=Action.COPY, outputs=outputs)
 
 
 def _keep_undividable(
@@ -156,13 +210,15 @@ def _check_native(weights: Mapping[str, Weight], form: SourceForm, scheme: Int4G
         )
 
 
-def _schemes(weights: Mapping[str, Weight], actions: Mapping[str, Action]) -> dict[str, str]:
+def _schemes(weights: Mapping[str, Weight], actions: Mapping[str, Action], kept_fp8: Collection[str]) -> dict[str, str]:
     """Module to how it lies in the output."""
-    return {
-        weight.module: "INT4" if actions[name] == Action.INT4 or weight.is_native_int4 else "not INT4"
-        for name, weight in weights.items()
-        if len(weight.shape) == 2
-    }
+
+    def scheme_of(name: str, weight: Weight) -> str:
+        if actions[name] == Action.INT4 or weight.is_native_int4:
+            return "INT4"
+        return "FP8" if name in kept_fp8 else "not INT4"
+
+    return {weight.module: scheme_of(name, weight) for name, weight in weights.items() if len(weight.shape) == 2}
 
 
 def _rule_counts(recipe: Recipe, counts: Counter[int]) -> tuple[RuleCount, ...]:

@@ -28,7 +28,7 @@ def output_config(
     section = dict(source_section)
     is_native = any(job.weight.is_native_int4 for job in jobs)
     if not is_native or any(job.action != Action.COPY for job in jobs):
-        section = layout.config_section(scheme, _ignore(family, jobs, layout))
+        section = layout.config_section(scheme, _ignore(family, jobs, layout), _fp8_targets(jobs, layout))
     else:
         problem = next(section_problems(section), None)
         if problem is not None:
@@ -53,12 +53,22 @@ def _declare_bf16(section: dict[str, Any]) -> None:
             _declare_bf16(value)
 
 
+def _fp8_targets(jobs: Sequence[Job], layout: Layout) -> list[str]:
+    return layout.targets(
+        [job.weight.module for job in jobs if job.is_fp8],
+        others=[job.weight.module for job in jobs if job.weight.is_matrix and not job.is_fp8],
+        fused=FUSED_LEAVES,
+    )
+
+
 def _ignore(family: Family, jobs: Sequence[Job], layout: Layout) -> list[str]:
     return layout.ignore_list(
         unquantized=[
-            job.weight.module for job in jobs if job.weight.is_matrix and not job.is_int4 and job.role not in NOT_LINEAR
+            job.weight.module
+            for job in jobs
+            if job.weight.is_matrix and not (job.is_int4 or job.is_fp8) and job.role not in NOT_LINEAR
         ],
-        quantized=[job.weight.module for job in jobs if job.is_int4],
+        quantized=[job.weight.module for job in jobs if job.is_int4 or job.is_fp8],
         patterns=family.ignore,
         fused=FUSED_LEAVES,
     )

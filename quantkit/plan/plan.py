@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from quantkit.checkpoint.header import encode_header
 from quantkit.checkpoint.source import Checkpoint
 from quantkit.checkpoint.writer import METADATA
+from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.families.family import Role
 from quantkit.layouts import Layout
@@ -48,6 +49,11 @@ class Job(NamedTuple):
     def is_int4(self) -> bool:
         """Whether the output holds it as INT4, made here or native."""
         return self.scheme is not None or self.weight.is_native_int4
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the output holds it in FP8 blocks."""
+        return self.action == Action.COPY and isinstance(self.weight.codec, Fp8Block)
 
     @property
     def output_bytes(self) -> int:

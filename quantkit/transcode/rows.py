@@ -47,6 +47,9 @@ def check_copied(weight: Weight, part: str, raw: NDArray[np.uint8], first_byte: 
     dtype = weight.parts[part].spec.dtype
     if part == "shape":
         _check_shape_tensor(weight, raw.view(dtype.numpy))
+    if isinstance(weight.codec, Fp8Block):
+        _check_fp8(weight, part, raw, first_byte)
+        return
     if dtype not in (BF16, F16, F32, F64):
         return
     bits = raw.view(dtype.numpy)
@@ -60,6 +63,22 @@ def check_copied(weight: Weight, part: str, raw: NDArray[np.uint8], first_byte: 
         shape = weight.parts[part].spec.shape
         where = ", ".join(map(str, np.unravel_index(index, shape))) if shape else "0"
         weight.fail(f"{weight.parts[part].name} holds {values[place]} at [{where}]")
+
+
+def _check_fp8(weight: Weight, part: str, raw: NDArray[np.uint8], first_byte: int) -> None:
+    """Codes and scales that stay as they are: no NaN, no scale that is negative or no number."""
+    stored = weight.parts[part]
+    if part == "codes":
+        wrong = (raw & 0x7F) == 0x7F
+    else:
+        bits = raw.view(stored.spec.dtype.numpy)
+        values = bfloat16.to_float32(bits) if stored.spec.dtype == BF16 else bits
+        wrong = ~((values >= 0) & np.isfinite(values))
+    if wrong.any():
+        index = first_byte // stored.spec.dtype.num_bytes + int(np.argmax(wrong))
+        where = ", ".join(map(str, np.unravel_index(index, stored.spec.shape)))
+        what = "a NaN" if part == "codes" else f"{values[int(np.argmax(wrong))]}, which is no scale,"
+        weight.fail(f"{stored.name} holds {what} at [{where}]")
 
 
 def _check_shape_tensor(weight: Weight, values: Array) -> None:

@@ -31,13 +31,25 @@ def check_config(
     if problems:
         return
     is_ignored = matcher(section.get("ignore") or [])
+    is_fp8 = matcher(_fp8_targets(section))
     for weight in binding.weights.values():
         if isinstance(weight.codec, Fp8Block):
-            yield Finding(check=_CHECK, message="is FP8, which the config does not declare", tensor=weight.name)
+            if not is_fp8(weight.module):
+                yield Finding(check=_CHECK, message="is FP8, which the config does not declare", tensor=weight.name)
+            elif is_ignored(weight.module):
+                yield Finding(check=_CHECK, message="is FP8, but the config ignores it", tensor=weight.name)
+        elif weight.is_matrix and is_fp8(weight.module):
+            yield Finding(check=_CHECK, message="is not FP8, but the config says so", tensor=weight.name)
         elif weight.is_native_int4 and is_ignored(weight.module):
             yield Finding(check=_CHECK, message="is INT4, but the config ignores it", tensor=weight.name)
         elif _is_asked_for(weight, family) and not is_ignored(weight.module):
             yield Finding(check=_CHECK, message="is a plain Linear that the config makes INT4", tensor=weight.name)
+
+
+def _fp8_targets(section: Mapping[str, Any]) -> list[str]:
+    """Entries of all FP8 groups."""
+    groups = (section.get("config_groups") or {}).values()
+    return [entry for group in groups if group["weights"].get("type") == "float" for entry in group["targets"]]
 
 
 def _is_asked_for(weight: Weight, family: Family) -> bool:

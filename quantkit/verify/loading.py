@@ -34,19 +34,16 @@ def check_plan(plan: Plan, launches: Sequence[Launch]) -> tuple[EngineReport, ..
     return tuple(check_engine(family, plan.config, stored, launch, root=root) for launch in launches)
 
 
-def launches_of(recipe: Recipe, engine: EngineName | None) -> tuple[Launch, ...]:
-    """The engine that is asked for, else those of the recipe, else all; with the flags that the recipe's lines give."""
-    names = (engine,) if engine is not None else tuple(recipe.engines) or ENGINES
+def launches_of(recipe: Recipe) -> tuple[Launch, ...]:
+    """The engines of the recipe, or all where it names none; with the flags that its lines give."""
+    names: tuple[EngineName, ...] = tuple(recipe.engines) or ENGINES
     return tuple(Launch(engine=name, flags=tuple(" ".join(recipe.engines.get(name, ())).split())) for name in names)
 
 
-def refuse_unservable(plan: Plan, reports: Sequence[EngineReport], *, is_chosen: bool) -> None:
-    """Raise VerificationError where an engine that is meant cannot load the output; of no engine in particular: all.
-
-    ``is_chosen``: whether a recipe or an option names the engines.
-    """
+def refuse_unservable(plan: Plan, reports: Sequence[EngineReport]) -> None:
+    """Raise VerificationError where an engine of the recipe cannot load the output; where it names none: no engine."""
     bad = [report for report in reports if report.bad_rows]
-    if not bad or (not is_chosen and len(bad) < len(reports)):
+    if not bad or (not plan.recipe.engines and len(bad) < len(reports)):
         return
     row = bad[0].bad_rows[0]
     raise VerificationError(

@@ -19,7 +19,7 @@ def test_every_recipe_loads_in_its_engines_with_the_flags_that_it_gives(name):
     """From the published config alone: every name and shape of the output."""
     config = recipes_directory() / "configs" / f"{name}.json"
     _, plan = plan_request(PlanRequest(source=None, recipe=name, config=config))
-    launches = [replace(launch, parallel=Parallel(tp=8)) for launch in launches_of(plan.recipe, None)]
+    launches = [replace(launch, parallel=Parallel(tp=8)) for launch in launches_of(plan.recipe)]
     assert {launch.engine for launch in launches} == set(ENGINES)
     for report in check_plan(plan, launches):
         assert report.worst is Outcome.LOADS, report.rows[0]

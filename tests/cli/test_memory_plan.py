@@ -1054,9 +1054,10 @@ def test_a_pool_below_nothing_is_said_in_words():
 
 def test_a_comparison_says_what_convert_does_not_write():
     words = "quantkit convert does not write this yet"
-    result = run("glm-5.2 --compare fp8,int4 --rest fp8 --context 8192")
-    assert f"INT4 experts in groups of 32, rest FP8: {words}" in result.out
-    assert words not in run("glm-5.2 --compare fp8,int4 --context 8192").out
+    result = run("glm-5.2 --compare fp8,bf16 --context 8192")
+    assert f"BF16: {words}" in result.out
+    for options in ("", " --rest fp8"):
+        assert words not in run(f"glm-5.2 --compare fp8,int4 --context 8192{options}").out
 
 
 def test_a_scheme_is_not_compared_with_itself():

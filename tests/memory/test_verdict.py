@@ -250,7 +250,7 @@ def test_group_size_and_rest_are_advised_where_they_decide():
     made = advice("glm-5.2", **request)
     assert made.verdict is Verdict.DOES_NOT_FIT
     told = [line.split(":")[0] for line in made.advice]
-    assert told[:2] == ["the rest in FP8 (--rest fp8, which convert does not write yet)", "--group-size 128"]
+    assert told[:2] == ["the rest in FP8 (--rest fp8)", "--group-size 128"]
     assert "--group-size 64" not in told
     made = advice("glm-5.2", **request | {"concurrency": 1283, "with_mtp": True})
     assert made.verdict is Verdict.DOES_NOT_FIT

@@ -23,6 +23,7 @@ GroupSize = Literal[32, 64, 128]
 ScaleChoice = Literal["search", "absmax"]
 Engine = Literal["sglang", "vllm"]
 Rest = Literal["bf16", "fp8"]
+Mtp = Literal["int4", "bf16", "fp8", "drop"]
 
 
 class _Strict(BaseModel):
@@ -73,7 +74,7 @@ class Recipe(_Strict):
     """``rules``: the first that hits a module wins; a module that none hits is kept.
 
     ``source`` is None for a checkpoint named on the command line. ``rest``: what kept FP8 weights become; ``fp8``:
-    they stay where the ``engines`` load that.
+    they stay where the ``engines`` load that. ``mtp``: what the draft's routed experts become.
     """
 
     version: Literal[1]
@@ -87,6 +88,7 @@ class Recipe(_Strict):
     scales: ScaleChoice
     signed_scales: bool
     rest: Rest
+    mtp: Mtp = "int4"
     rules: tuple[Rule, ...]
     engines: dict[Engine, tuple[str, ...]] = {}
 
@@ -178,6 +180,7 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
     "group_size": get_args(GroupSize),
     "scales": get_args(ScaleChoice),
     "rest": get_args(Rest),
+    "mtp": get_args(Mtp),
 }
 
 

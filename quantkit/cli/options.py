@@ -39,6 +39,10 @@ RestOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--rest", metavar="bf16|fp8", help="What kept FP8 weights become: fp8 where the engines load that."),
 ]
+MtpOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--mtp", metavar="int4|bf16|fp8|drop", help="What the experts of the draft become [recipe: int4]."),
+]
 TargetsOption = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option(

@@ -25,6 +25,7 @@ def plan(
     scales: opt.ScalesOption = None,
     signed_scales: opt.SignedOption = None,
     rest: opt.RestOption = None,
+    mtp: opt.MtpOption = None,
     targets: opt.TargetsOption = None,
     ignore: opt.IgnoreOption = None,
     allow_unmatched: opt.AllowUnmatchedOption = False,
@@ -62,6 +63,7 @@ def plan(
         scales=scales,
         signed_scales=signed_scales,
         rest=rest,
+        mtp=mtp,
         engine=opt.check_engine_name(engine),
         targets=targets or (),
         ignore=ignore or (),
@@ -76,5 +78,7 @@ def plan(
         num_jobs = choose_jobs(jobs, None)
         check_room(resolved, made, output, spool_bytes=opt.spool_bytes(spool_gib))
     workers = Workers(num_jobs=num_jobs)
+    if as_json:  # one document, that of the refusal
+        check_servable(made, loading, is_allowed=allow_unservable)
     show_plan(made, tensor_parallel(resolved, made), loading, workers, as_json=as_json, summary=summary)
     check_servable(made, loading, is_allowed=allow_unservable)

@@ -28,6 +28,7 @@ class PlanRequest:
     scales: str | None = None
     signed_scales: bool | None = None
     rest: str | None = None
+    mtp: str | None = None
     engine: EngineName | None = None
     targets: Sequence[str] = ()
     ignore: Sequence[str] = ()
@@ -53,6 +54,7 @@ def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
         scales=request.scales,
         signed_scales=request.signed_scales,
         rest=request.rest,
+        mtp=request.mtp,
         engine=request.engine,
         targets=tuple(request.targets),
         ignore=tuple(request.ignore),

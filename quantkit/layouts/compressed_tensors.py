@@ -22,8 +22,7 @@ from quantkit.tensors import BF16, I32, I64, TensorSpec
 PACKED, SCALE, SHAPE = "weight_packed", "weight_scale", "weight_shape"
 ZERO_POINT, GROUP_INDEX = "weight_zero_point", "weight_g_idx"
 CODES_PER_WORD = 8
-# transformers takes the first group with a pattern that mentions experts for theirs: shared ones must not be that
-_INT4_TARGETS = ["Linear", r"re:.*\.experts\.\d+\..*"]
+_ALL_EXPERTS = r".*\.experts\.\d+\..*"
 _LAYER = re.compile(r"\blayers\.\d+\.")
 _SAME_DIGITS = str.maketrans("123456789", "000000000")
 _NO_DIGITS = str.maketrans("", "", "0123456789")
@@ -86,7 +85,7 @@ class CompressedTensors:
             }
         }
         if fp8_targets:
-            groups["group_0"]["targets"] = _INT4_TARGETS
+            groups["group_0"]["targets"] = _int4_targets(fp8_targets)
             groups["group_1"] = _fp8_group(fp8_targets)
         return {
             "quant_method": "compressed-tensors",
@@ -99,10 +98,26 @@ class CompressedTensors:
         }
 
     def targets(
-        self, modules: Iterable[str], *, others: Iterable[str], fused: Mapping[str, Sequence[str]]
+        self,
+        modules: Iterable[str],
+        *,
+        others: Iterable[str],
+        patterns: Sequence[str],
+        fused: Mapping[str, Sequence[str]],
     ) -> list[str]:
-        """Entries that hit the modules, in the files and as engines fuse them, and none of ``others``."""
-        return _entries(list(modules), list(others), fused)
+        """Entries that hit the modules, in the files and as engines fuse them, and none of ``others``.
+
+        Those of ``patterns`` that hit some of them, and nothing else, come first.
+        """
+        wanted, unwanted = list(modules), list(others)
+        hits, misses = _examples(wanted), _examples(unwanted)
+        kept = [
+            pattern
+            for pattern in patterns
+            if any(is_matched(pattern, one) for one in hits) and not any(is_matched(pattern, one) for one in misses)
+        ]
+        is_covered = matcher(kept)
+        return kept + _entries([module for module in wanted if not is_covered(module)], unwanted, fused)
 
     def ignore_list(
         self,
@@ -124,6 +139,13 @@ class CompressedTensors:
         is_covered = matcher(kept)
         uncovered = [module for module in unquantized if not is_covered(module)]
         return kept + _entries(uncovered, names, fused)
+
+
+def _int4_targets(fp8_targets: Sequence[str]) -> list[str]:
+    """``Linear``, and the experts by name, but for those in FP8: transformers takes the first group with a pattern that
+    mentions experts for theirs, and shared ones must not be that."""
+    others = [entry[3:] for entry in fp8_targets if r"mlp\.experts\." in entry]
+    return ["Linear", "re:" + "".join(f"(?!{pattern})" for pattern in others) + _ALL_EXPERTS]
 
 
 def _fp8_group(targets: Sequence[str]) -> dict[str, Any]:
@@ -218,7 +240,9 @@ def _int4_problems(group: Mapping[str, Any], weights: Mapping[str, Any]) -> Iter
     for key in ("actorder", "dynamic"):
         if weights.get(key):
             yield f"{key} is {weights[key]!r}: engines would read scales in another order or not at all"
-    if group.get("targets") not in (["Linear"], _INT4_TARGETS):
+    targets = group.get("targets")
+    names = targets if isinstance(targets, list) and all(isinstance(one, str) for one in targets) else []
+    if names[:1] != ["Linear"] or not all(one.endswith(_ALL_EXPERTS) for one in names[1:]):
         yield f"targets is {group.get('targets')!r}: SGLang needs 'Linear'"
     if group.get("format", "pack-quantized") not in ("pack-quantized", None):
         yield f"format is {group['format']!r}"

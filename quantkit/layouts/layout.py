@@ -51,9 +51,14 @@ class Layout(Protocol):
         that hit those in FP8 blocks."""
 
     def targets(
-        self, modules: Iterable[str], *, others: Iterable[str], fused: Mapping[str, Sequence[str]]
+        self,
+        modules: Iterable[str],
+        *,
+        others: Iterable[str],
+        patterns: Sequence[str],
+        fused: Mapping[str, Sequence[str]],
     ) -> list[str]:
-        """Config entries that hit the modules and none of ``others``."""
+        """Config entries that hit the modules and none of ``others``, of ``patterns`` where they do."""
 
     def ignore_list(
         self,

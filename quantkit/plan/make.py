@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from quantkit.checkpoint.source import Checkpoint
@@ -10,15 +11,15 @@ from quantkit.codecs.float_values import HALF, FloatValues
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.engines.fusion import check_one_scheme, fused_group
-from quantkit.engines.mixed import BLOCK, keeps_fp8
-from quantkit.engines.parallel import ENGINES
 from quantkit.errors import RecipeError, SourceError
 from quantkit.families.family import Family, Role
 from quantkit.layouts import LAYOUTS, Layout
-from quantkit.plan.output_config import output_config
+from quantkit.plan.kept_fp8 import fp8_job, fp8_warnings, kept_fp8_weights, loadable
+from quantkit.plan.mtp import kept_experts, mtp_layers, without_mtp
+from quantkit.plan.output_config import output_config, scheme_of
 from quantkit.plan.plan import Action, Job, Output, Plan, PlannedShard, RuleCount
 from quantkit.recipe import Recipe, decide
-from quantkit.tensors import BF16, F32, TensorSpec
+from quantkit.tensors import BF16, TensorSpec
 from quantkit.weights.binding import Binding, bind_weights
 from quantkit.weights.completeness import check_complete
 from quantkit.weights.source_form import SourceForm, source_form
@@ -36,15 +37,24 @@ def make_plan(
     """The complete plan, or a RecipeError or SourceError with the tensor and the remedy."""
     form = source_form(checkpoint.quantization)
     binding = bind_weights(checkpoint.tensors, form, family.fused_experts)
+    drafts = mtp_layers(family, checkpoint.config)
     roles = {name: family.role_of(name) for name in binding.weights}
     warnings, is_incomplete = check_complete(family, checkpoint, binding, allow_incomplete=allow_incomplete)
+    kept_drafts = kept_experts(recipe, binding.weights, roles, drafts)
+    if recipe.mtp == "drop":
+        binding = replace(binding, weights=without_mtp(binding.weights, drafts))
+        warnings.append("the MTP layer is left out: no speculative decoding with it")
     _check_no_unknown_experts(binding.weights, roles)
     warnings += _warn_about(binding, roles)
     layout = LAYOUTS[recipe.layout]
-    scheme = Int4Group(group_size=recipe.group_size, scales=recipe.scales, signed=recipe.signed_scales)
+    scheme = scheme_of(recipe)
     actions, counts = _decide_all(recipe, binding.weights, roles)
-    kept_fp8 = _kept_fp8(recipe, binding.weights, roles, actions)
-    warnings += _fp8_warnings(recipe, form, kept_fp8)
+    for name in kept_drafts & actions.keys():
+        actions[name] = _action(binding.weights[name], roles[name], "keep")
+    kept_fp8 = kept_fp8_weights(recipe, binding.weights, roles, actions)
+    if recipe.mtp == "fp8":
+        kept_fp8 |= loadable(kept_drafts, binding.weights)
+    warnings += fp8_warnings(recipe, form, kept_fp8)
     warnings += _keep_undividable(actions, binding.weights, roles, scheme, family)
     _check_native(binding.weights, form, scheme)
     check_one_scheme(_schemes(binding.weights, actions, kept_fp8))
@@ -52,7 +62,7 @@ def make_plan(
     if not allow_unmatched:
         _check_matched(rules, recipe)
     jobs = [
-        _fp8_job(weight, roles[name]) if name in kept_fp8 else _job(weight, roles[name], actions[name], scheme, layout)
+        fp8_job(weight, roles[name]) if name in kept_fp8 else _job(weight, roles[name], actions[name], scheme, layout)
         for name, weight in binding.weights.items()
     ]
     if not jobs:
@@ -70,7 +80,7 @@ def make_plan(
         layout=layout,
         checkpoint=checkpoint,
         shards=_shards(jobs, checkpoint),
-        config=output_config(checkpoint, family, jobs, scheme, layout),
+        config=output_config(checkpoint, family, jobs, recipe, layout),
         rules=rules,
         dropped=binding.dropped,
         warnings=tuple(warnings),
@@ -105,53 +115,6 @@ def _action(weight: Weight, role: Role, wanted: str) -> Action:
         return Action.TO_BF16
     # FP16 becomes BF16, except where that would lose what decides between experts
     return Action.TO_BF16 if weight.codec == HALF and role != Role.ROUTER_BIAS else Action.COPY
-
-
-def _kept_fp8(
-    recipe: Recipe, weights: Mapping[str, Weight], roles: Mapping[str, Role], actions: Mapping[str, Action]
-) -> frozenset[str]:
-    """Weights that stay in the source's FP8 blocks, byte for byte; of modules that engines fuse all or none."""
-    if recipe.rest != "fp8":
-        return frozenset()
-    engines = tuple(recipe.engines) or ENGINES
-    kept = {
-        name
-        for name, weight in weights.items()
-        if actions[name] == Action.TO_BF16
-        and _is_loadable_fp8(weight)
-        and keeps_fp8(weight.module, roles[name], engines)
-    }
-    members: dict[object, set[str]] = {}
-    for name, weight in weights.items():
-        key = fused_group(weight.module)
-        if key is not None and weight.is_matrix and roles[name] != Role.ROUTED_EXPERT:
-            members.setdefault(key, set()).add(name)
-    halves = set[str]().union(*(names for names in members.values() if not names <= kept))
-    return frozenset(kept - halves)
-
-
-def _is_loadable_fp8(weight: Weight) -> bool:
-    """Blocks and scales as engines read them from a file."""
-    if not isinstance(weight.codec, Fp8Block) or weight.codec.block != BLOCK or weight.codec.row_offset:
-        return False
-    scale = weight.parts["scale"].spec
-    return scale.dtype in (F32, BF16) and scale.shape == weight.codec.grid_shape(weight.num_rows, weight.num_cols)
-
-
-def _fp8_warnings(recipe: Recipe, form: SourceForm, kept_fp8: Collection[str]) -> list[str]:
-    if recipe.rest != "fp8" or kept_fp8:
-        return []
-    why = "the source has no FP8 weights" if not form.fp8_blocks else "none lies in blocks of 128 x 128 that they load"
-    return [f"--rest fp8 keeps nothing: {why}"]
-
-
-def _fp8_job(weight: Weight, role: Role) -> Job:
-    """Codes and scales as they are, under the names of compressed-tensors."""
-    leaves = {"codes": "weight", "scale": "weight_scale"}
-    outputs = {
-        part: Output(name=f"{weight.module}.{leaf}", spec=weight.parts[part].spec) for part, leaf in leaves.items()
-    }
-    return Job(weight=weight, role=role, action=Action.COPY, outputs=outputs)
 
 
 def _keep_undividable(

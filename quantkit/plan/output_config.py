@@ -13,22 +13,27 @@ from quantkit.errors import SourceError
 from quantkit.families.family import NOT_LINEAR, Family
 from quantkit.layouts import Layout
 from quantkit.layouts.compressed_tensors import section_problems
+from quantkit.plan.mtp import expert_patterns, forget_mtp, mtp_layers
 from quantkit.plan.plan import Action, Job
+from quantkit.recipe import Recipe
 
 _SECTIONS = ("quantization_config", "compression_config")
 _HALF_SPELLINGS = ("float16", "half", "fp16", "torch.float16", "torch.half")
 
 
 def output_config(
-    checkpoint: Checkpoint, family: Family, jobs: Sequence[Job], scheme: Int4Group, layout: Layout
+    checkpoint: Checkpoint, family: Family, jobs: Sequence[Job], recipe: Recipe, layout: Layout
 ) -> dict[str, Any]:
     """Section where the source has its own, and nowhere else; ``dtype`` bfloat16 where FP16 became BF16."""
+    layers = mtp_layers(family, checkpoint.config)
     config: dict[str, Any] = copy.deepcopy(dict(checkpoint.config))
     parent, source_section = quantization_section(config)
     section = dict(source_section)
     is_native = any(job.weight.is_native_int4 for job in jobs)
     if not is_native or any(job.action != Action.COPY for job in jobs):
-        section = layout.config_section(scheme, _ignore(family, jobs, layout), _fp8_targets(jobs, layout))
+        drafts = expert_patterns(layers)
+        ignore = _ignore((*family.ignore, *(drafts if recipe.mtp == "bf16" else ())), jobs, layout)
+        section = layout.config_section(scheme_of(recipe), ignore, _fp8_targets(drafts, jobs, layout))
     else:
         problem = next(section_problems(section), None)
         if problem is not None:
@@ -41,7 +46,14 @@ def output_config(
         (config[parent] if parent else config)["quantization_config"] = section
     if any(job.weight.codec == HALF for job in jobs):
         _declare_bf16(config)
+    if recipe.mtp == "drop":
+        forget_mtp(config)
     return config
+
+
+def scheme_of(recipe: Recipe) -> Int4Group:
+    """The encoder that a recipe asks for."""
+    return Int4Group(group_size=recipe.group_size, scales=recipe.scales, signed=recipe.signed_scales)
 
 
 def _declare_bf16(section: dict[str, Any]) -> None:
@@ -53,15 +65,16 @@ def _declare_bf16(section: dict[str, Any]) -> None:
             _declare_bf16(value)
 
 
-def _fp8_targets(jobs: Sequence[Job], layout: Layout) -> list[str]:
+def _fp8_targets(patterns: Sequence[str], jobs: Sequence[Job], layout: Layout) -> list[str]:
     return layout.targets(
         [job.weight.module for job in jobs if job.is_fp8],
         others=[job.weight.module for job in jobs if job.weight.is_matrix and not job.is_fp8],
+        patterns=patterns,
         fused=FUSED_LEAVES,
     )
 
 
-def _ignore(family: Family, jobs: Sequence[Job], layout: Layout) -> list[str]:
+def _ignore(patterns: Sequence[str], jobs: Sequence[Job], layout: Layout) -> list[str]:
     return layout.ignore_list(
         unquantized=[
             job.weight.module
@@ -69,6 +82,6 @@ def _ignore(family: Family, jobs: Sequence[Job], layout: Layout) -> list[str]:
             if job.weight.is_matrix and not (job.is_int4 or job.is_fp8) and job.role not in NOT_LINEAR
         ],
         quantized=[job.weight.module for job in jobs if job.is_int4 or job.is_fp8],
-        patterns=family.ignore,
+        patterns=patterns,
         fused=FUSED_LEAVES,
     )

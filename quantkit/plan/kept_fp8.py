@@ -1,0 +1,74 @@
+"""Weights that stay in the source's FP8 blocks, byte for byte, beside experts in INT4."""
+
+from collections.abc import Collection, Mapping
+
+from quantkit.codecs.fp8_block import Fp8Block
+from quantkit.engines.fusion import fused_group
+from quantkit.engines.mixed import BLOCK, keeps_fp8
+from quantkit.engines.parallel import ENGINES
+from quantkit.errors import RecipeError
+from quantkit.families.family import Role
+from quantkit.plan.plan import Action, Job, Output
+from quantkit.recipe import Recipe
+from quantkit.tensors import BF16, F32
+from quantkit.weights.source_form import SourceForm
+from quantkit.weights.weight import Weight
+
+
+def kept_fp8_weights(
+    recipe: Recipe, weights: Mapping[str, Weight], roles: Mapping[str, Role], actions: Mapping[str, Action]
+) -> frozenset[str]:
+    """Weights that stay in the source's FP8 blocks, byte for byte; of modules that engines fuse all or none."""
+    if recipe.rest != "fp8":
+        return frozenset()
+    engines = tuple(recipe.engines) or ENGINES
+    kept = {
+        name
+        for name, weight in weights.items()
+        if actions[name] == Action.TO_BF16
+        and _is_loadable_fp8(weight)
+        and keeps_fp8(weight.module, roles[name], engines)
+    }
+    members: dict[object, set[str]] = {}
+    for name, weight in weights.items():
+        key = fused_group(weight.module)
+        if key is not None and weight.is_matrix and roles[name] != Role.ROUTED_EXPERT:
+            members.setdefault(key, set()).add(name)
+    halves = set[str]().union(*(names for names in members.values() if not names <= kept))
+    return frozenset(kept - halves)
+
+
+def loadable(names: Collection[str], weights: Mapping[str, Weight]) -> frozenset[str]:
+    """The same names. Raises RecipeError for FP8 that no engine loads from a file."""
+    for name in names:
+        if not _is_loadable_fp8(weights[name]):
+            raise RecipeError(
+                "is not in FP8 blocks of 128 x 128 with a scale of its own",
+                tensor=name,
+                remedy="give --mtp bf16 or int4",
+            )
+    return frozenset(names)
+
+
+def _is_loadable_fp8(weight: Weight) -> bool:
+    """Blocks and scales as engines read them from a file."""
+    if not isinstance(weight.codec, Fp8Block) or weight.codec.block != BLOCK or weight.codec.row_offset:
+        return False
+    scale = weight.parts["scale"].spec
+    return scale.dtype in (F32, BF16) and scale.shape == weight.codec.grid_shape(weight.num_rows, weight.num_cols)
+
+
+def fp8_warnings(recipe: Recipe, form: SourceForm, kept_fp8: Collection[str]) -> list[str]:
+    if recipe.rest != "fp8" or kept_fp8:
+        return []
+    why = "the source has no FP8 weights" if not form.fp8_blocks else "none lies in blocks of 128 x 128 that they load"
+    return [f"--rest fp8 keeps nothing: {why}"]
+
+
+def fp8_job(weight: Weight, role: Role) -> Job:
+    """Codes and scales as they are, under the names of compressed-tensors."""
+    leaves = {"codes": "weight", "scale": "weight_scale"}
+    outputs = {
+        part: Output(name=f"{weight.module}.{leaf}", spec=weight.parts[part].spec) for part, leaf in leaves.items()
+    }
+    return Job(weight=weight, role=role, action=Action.COPY, outputs=outputs)

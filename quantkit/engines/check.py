@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from quantkit.engines.contract import Contract, leaves_of, renamed
+from quantkit.engines.kv_scales import kv_scale_verdicts
 from quantkit.engines.launch import Launch, launch_verdicts
 from quantkit.engines.matching import MatchError
 from quantkit.engines.runtime import EngineRules, Kind, RuntimeModule, runtime_modules
@@ -65,6 +66,7 @@ def _verdicts(
         except MatchError:
             return  # said of the module already
     yield from launch_verdicts(family, config, section, scheme, launch)
+    yield from kv_scale_verdicts(family.name, stored, section, launch.engine)
 
 
 def _built(modules: list[RuntimeModule], contract: Contract) -> list[RuntimeModule]:

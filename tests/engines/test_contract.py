@@ -372,3 +372,31 @@ def test_every_split(width, size, tp, ep, sglang, vllm):
     names = {"": [], "silent": [Outcome.SILENT], "refused": [Outcome.REFUSED]}
     assert list(case.found("sglang", tp=tp, ep=ep).values()) == names[sglang], case.messages("sglang", tp=tp, ep=ep)
     assert list(case.found("vllm", tp=tp, ep=ep).values()) == names[vllm], case.messages("vllm", tp=tp, ep=ep)
+
+
+STATIC_KV = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "leaf", "scheme", "sglang", "vllm"),
+    [
+        ("deepseek_v3", "k_proj.k_scale", STATIC_KV, "flashmla reads", "vLLM drops"),
+        ("deepseek_v3", "attn_mqa.k_scale", STATIC_KV, "flashmla reads", "vLLM drops"),
+        ("deepseek_v3", "k_scale", STATIC_KV, "passes these KV scales over", "vLLM drops"),
+        ("deepseek_v3", "k_proj.k_scale", None, "passes these KV scales over", "vLLM drops"),
+        ("deepseek_v3", "k_proj.k_scale", STATIC_KV | {"dynamic": True}, "passes these", "vLLM drops"),
+        ("glm_moe_dsa", "k_proj.k_scale", STATIC_KV, "never used", "vLLM drops"),
+        ("glm4_moe", "k_scale", STATIC_KV, "passes these KV scales over", ""),
+        ("deepseek_v3", None, STATIC_KV, "no scale is there", "no scale is there"),
+        ("deepseek_v3", None, None, "", ""),
+    ],
+)
+def test_scales_of_a_kv_cache(model_type, leaf, scheme, sglang, vllm):
+    case = Case(model_type, document=only_experts() | {"kv_cache_scheme": scheme})
+    if leaf is not None:
+        case.stored[f"model.layers.1.self_attn.{leaf}"] = TensorSpec(F32, ())
+    for engine, words in (("sglang", sglang), ("vllm", vllm)):
+        report = case.check(engine, flags=(NO_FUSION,))
+        said = [row.example.message for row in report.rows if "KV scales" in row.name]
+        assert [words in message for message in said] == ([True] if words else [])
+        assert report.bad_rows == ()

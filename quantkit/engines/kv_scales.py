@@ -1,7 +1,7 @@
 """Scales of an FP8 KV cache in a checkpoint: under which names an engine finds them, and what it does with them.
 
 Read in source: SGLang 0.5.23 (`models/deepseek_common`, `layers/quantization/kv_cache.py`), vLLM 0.33.0
-(`model_loader/weight_utils.py`). Rows of sparse attention (656 bytes) carry scales of their own: others are unused there.
+(`model_loader/weight_utils.py`). Rows of sparse attention (656 bytes) carry scales of their own, and others go unused.
 """
 
 import re

@@ -36,9 +36,7 @@ from torch import Tensor
 from quantkit_kernels.fp8_kv_jit import store_index_kernel, store_kv_kernel, store_mla_kernel
 from quantkit_kernels.fp8_kv_read_jit import read_index_kernel, read_kv_kernel, read_mla_kernel
 from quantkit_kernels.fp8_kv_rows import (
-    LAYOUTS,
-    TILE,
-    Layout,
+    KERNEL_LAYOUTS,
     ScaleRule,
     check_input,
     check_rule,
@@ -49,9 +47,9 @@ from quantkit_kernels.fp8_kv_rows import (
     factor_of,
     index_rows,
     mla_rows,
-    row_bytes,
     rows_of,
 )
+from quantkit_kernels.kv_layout import SCALE_COLS, Layout, row_bytes
 from quantkit_kernels.launch import launches
 
 FLOOR = 1e-4
@@ -89,7 +87,7 @@ def quantize_kv_mla(
     rows = mla_rows(cache, row_bytes(layout, latent_dim, rope_dim), slots)
     factor, is_power = factor_of("scale", scale)
     if len(slots):
-        store_mla_kernel[(triton.cdiv(len(slots), BLOCK_T), latent_dim // TILE + 1)](
+        store_mla_kernel[(triton.cdiv(len(slots), BLOCK_T), latent_dim // SCALE_COLS + 1)](
             latent,
             rope,
             slots,
@@ -101,7 +99,7 @@ def quantize_kv_mla(
             factor,
             IS_POWER=scale_rule == "vllm" if layout == "dsa656" else is_power,
             SCALE_FLOOR=FLOOR if scale_rule == "vllm" else 0.0,
-            LAYOUT=LAYOUTS[layout],
+            LAYOUT=KERNEL_LAYOUTS[layout],
             LATENT=latent_dim,
             ROPE=rope_dim,
             BLOCK_R=triton.next_power_of_2(rope_dim),
@@ -129,7 +127,7 @@ def dequantize_kv_mla(
     latent = empty_output((len(slots), latent_dim), dtype, cache)
     rope = empty_output((len(slots), rope_dim), dtype, cache)
     if len(slots):
-        read_mla_kernel[(triton.cdiv(len(slots), BLOCK_T), latent_dim // TILE + 1)](
+        read_mla_kernel[(triton.cdiv(len(slots), BLOCK_T), latent_dim // SCALE_COLS + 1)](
             *_words(rows, layout),
             slots,
             latent,
@@ -137,7 +135,7 @@ def dequantize_kv_mla(
             len(slots),
             len(rows),
             scale,
-            LAYOUT=LAYOUTS[layout],
+            LAYOUT=KERNEL_LAYOUTS[layout],
             LATENT=latent_dim,
             ROPE=rope_dim,
             BLOCK_R=triton.next_power_of_2(rope_dim),
@@ -177,7 +175,7 @@ def quantize_kv(
         factors.append(factor_of(f"{name}_scale", scale))
     check_same_slots(rows)
     if len(slots):
-        store_kv_kernel[(triton.cdiv(len(slots), BLOCK_T), triton.cdiv(max(widths), TILE), 2)](
+        store_kv_kernel[(triton.cdiv(len(slots), BLOCK_T), triton.cdiv(max(widths), SCALE_COLS), 2)](
             key,
             value,
             slots,
@@ -219,7 +217,7 @@ def dequantize_kv(
     check_same_slots(rows)
     widths = [row.shape[1] for row in rows]
     if len(slots):
-        read_kv_kernel[(triton.cdiv(len(slots), BLOCK_T), triton.cdiv(max(widths), TILE), 2)](
+        read_kv_kernel[(triton.cdiv(len(slots), BLOCK_T), triton.cdiv(max(widths), SCALE_COLS), 2)](
             *rows,
             slots,
             *outputs,
@@ -243,8 +241,8 @@ def quantize_index_keys(keys: Tensor, slots: Tensor, cache: Tensor, *, scale_rul
     check_slots(slots)
     check_rule(scale_rule)
     check_input("keys", keys, 2, slots)
-    if keys.shape[1] != TILE:
-        raise ValueError(f"an index key has {TILE} columns, not {keys.shape[1]}")
+    if keys.shape[1] != SCALE_COLS:
+        raise ValueError(f"an index key has {SCALE_COLS} columns, not {keys.shape[1]}")
     rows = index_rows(cache, slots)
     if len(slots):
         store_index_kernel[(triton.cdiv(len(slots), BLOCK_T),)](
@@ -268,7 +266,7 @@ def dequantize_index_keys(cache: Tensor, slots: Tensor, *, dtype: torch.dtype = 
     """The indexer's keys [T, 128] of ``slots``."""
     check_slots(slots)
     rows = index_rows(cache, slots)
-    keys = empty_output((len(slots), TILE), dtype, cache)
+    keys = empty_output((len(slots), SCALE_COLS), dtype, cache)
     if len(slots):
         read_index_kernel[(triton.cdiv(len(slots), BLOCK_T),)](
             rows,

@@ -8,9 +8,10 @@ import triton
 import triton.language as tl
 
 from quantkit_kernels.bits_jit import bf16_word, load_values
+from quantkit_kernels.kv_layout import SCALE_COLS
 
 FLAT, DSA, BF16 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # layouts of a row
-TILE = tl.constexpr(128)  # columns that share a scale, in DSA rows and in index keys
+TILE = tl.constexpr(SCALE_COLS)
 _E4M3_MAX = tl.constexpr(448.0)
 _BIAS = tl.constexpr(2.0**120)
 _TINY = tl.constexpr(2.0**-128)  # scales up to here have no finite reciprocal

@@ -1,7 +1,7 @@
 """The kernel behind mla.py: one split of one sequence for a tile of heads.
 
-The latent part is cut into four tiles, each with its own accumulator: a tile is what shares a scale in the 656-byte
-row, and a dot of a whole row would need more registers than there are. Suffixes as in attention_jit.py.
+The latent part is cut into four tiles, each with its own accumulator: with 512 columns a tile is what shares a scale in
+the 656-byte row, and a dot of a whole row would need more registers than there are. Suffixes as in attention_jit.py.
 """
 
 import triton

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from quantkit_kernels import fp8_kv, reference
 from quantkit_kernels.fp8_kv_jit import e4m3_codes, index_offsets, row_offsets
+from quantkit_kernels.kv_layout import row_bytes
 from quantkit_kernels.launch import IS_INTERPRETED
 from quantkit_kernels.reference import kv_cache
 from tests.kernels.compare import poisoned
@@ -222,7 +223,7 @@ def test_other_widths(latent_dim, rope_dim, device):
     latent, rope = both_parts[:, :latent_dim], both_parts[:, latent_dim:]
     slots = some_slots(6, 9, device)
     for layout, rule in CASES:
-        got, wanted = both((9, 1, fp8_kv.row_bytes(layout, latent_dim, rope_dim)), device)
+        got, wanted = both((9, 1, row_bytes(layout, latent_dim, rope_dim)), device)
         fp8_kv.quantize_kv_mla(latent, rope, slots, got, layout=layout, scale_rule=rule)
         reference.quantize_kv_mla(latent, rope, slots, wanted, layout=layout, scale_rule=rule)
         assert torch.equal(got, wanted)
@@ -236,7 +237,7 @@ def test_other_widths(latent_dim, rope_dim, device):
 
 
 def test_row_sizes_are_those_of_the_engines():
-    assert {layout: fp8_kv.row_bytes(layout) for layout in ROWS} == ROWS
+    assert {layout: row_bytes(layout) for layout in ROWS} == ROWS
 
 
 @triton.jit

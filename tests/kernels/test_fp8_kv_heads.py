@@ -100,7 +100,7 @@ MLA = {
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"layout": "dsa657"}, "not one of flat576, dsa656, bf16"),
+        ({"layout": "dsa657"}, "not one of bf16, flat576, dsa656"),
         ({"layout": "flat576"}, "\\[..., 576\\] bytes"),
         ({"scale_rule": "trt"}, "not one of sglang, vllm"),
         ({"scale": 0.0}, "scale is 0.0, not between"),

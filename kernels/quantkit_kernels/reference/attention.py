@@ -7,6 +7,8 @@ import math
 
 import torch
 
+from quantkit_kernels.reference.kv_cache import TILE
+
 
 def mla_decode(
     q: torch.Tensor,
@@ -69,9 +71,10 @@ def mla_rows(rows: torch.Tensor, *, layout: str, scale: float, latent_dim: int) 
     codes = rows[:, :latent_dim].contiguous().view(torch.float8_e4m3fn).double()
     if layout == "flat576":
         return torch.cat([codes, rows[:, latent_dim:].contiguous().view(torch.float8_e4m3fn).double()], 1) * scale
-    tile_scale = rows[:, latent_dim : latent_dim + 16].contiguous().view(torch.float32).double()
-    latent = codes * tile_scale.repeat_interleave(latent_dim // 4, 1)
-    return torch.cat([latent, rows[:, latent_dim + 16 :].contiguous().view(torch.bfloat16).double()], 1)
+    rope = latent_dim + latent_dim // TILE * 4
+    tile_scale = rows[:, latent_dim:rope].contiguous().view(torch.float32).double()
+    latent = codes * tile_scale.repeat_interleave(TILE, 1)
+    return torch.cat([latent, rows[:, rope:].contiguous().view(torch.bfloat16).double()], 1)
 
 
 def _rows(cache: torch.Tensor, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:

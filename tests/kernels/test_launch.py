@@ -9,8 +9,9 @@ import quantkit_kernels
 from quantkit_kernels import launch
 
 
-@pytest.mark.parametrize("as_keyword", [False, True])
-def test_the_device_of_the_first_argument_is_current(as_keyword, monkeypatch):
+@pytest.mark.parametrize("order", ["", "x", "xy", "yx"])
+def test_the_device_of_the_first_tensor_is_current(order, monkeypatch):
+    """Given by place, or by name after whatever else."""
     current = []
 
     @contextmanager
@@ -26,9 +27,10 @@ def test_the_device_of_the_first_argument_is_current(as_keyword, monkeypatch):
         return list(current), x, y
 
     x = torch.zeros(1)
-    seen, got, y = op(x=x, y=2) if as_keyword else op(x, y=2)
+    given = {"x": x, "y": 2}
+    seen, got, y = op(**{name: given[name] for name in order}) if "x" in order else op(x, y=2)
     assert seen[0] is x is got
-    assert y == 2
+    assert y == (1 if order == "x" else 2)
     assert current == []
 
 

@@ -6,14 +6,14 @@ checkpoint stores as INT4 become ``Int4Linear``, and everything else is loaded a
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quantkit_kernels.modules import PARTS, PROJECTIONS, Int4Experts, Int4Linear
+from quantkit_kernels.modules import PARTS, PROJECTIONS, Device, Int4Experts, Int4Linear
 
 EXPERTS = ("GlmMoeDsaExperts", "Glm4MoeExperts", "DeepseekV3Experts")
 _INDEX = "model.safetensors.index.json"
@@ -27,8 +27,6 @@ _SCHEME = {
     "input_activations": None,
 }
 
-Device = torch.device | str | int | None
-
 
 def patch(model: nn.Module, directory: str | Path, *, device: Device | Mapping[str, Device] = None) -> nn.Module:
     """Fill ``model`` with the checkpoint in ``directory``; INT4 weights stay INT4. Returns the model, in eval mode.
@@ -36,7 +34,7 @@ def patch(model: nn.Module, directory: str | Path, *, device: Device | Mapping[s
     ``model``: GLM-MoE-DSA, GLM-4 MoE or DeepSeek-V3 of transformers, usually built on the meta device; ``device``:
     where everything goes, or a device map as accelerate takes it (names of modules to devices, "" for the rest), whose
     hooks then move activations along. Raises ValueError for experts that are not known, for tensors that the checkpoint
-    lacks, and for modules that the map leaves out.
+    lacks, for INT4 weights of another kind than quantkit's, and for modules that the map leaves out.
     """
     places = _Places(device)
     with _Tensors(Path(directory)) as tensors:
@@ -157,18 +155,15 @@ def _linear(name: str, module: nn.Linear, tensors: _Tensors, places: _Places) ->
     return linear
 
 
-class _named:  # noqa: N801 (used like a function)
+@contextmanager
+def _named(name: str) -> Iterator[None]:
     """Puts the module's name before what is wrong with it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, ValueError) and not str(error).startswith(self.name):
-            raise ValueError(f"{self.name}: {error}") from error
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith(name):
+            raise
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _load_rest(model: nn.Module, tensors: _Tensors, places: _Places) -> None:

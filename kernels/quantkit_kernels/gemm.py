@@ -14,7 +14,7 @@ from quantkit_kernels.gemm_jit import dequantize_kernel, gemm_kernel, merge_kern
 from quantkit_kernels.launch import IS_INTERPRETED, launches
 from quantkit_kernels.tiles import GemmTile, gemm_tile
 from quantkit_kernels.tuned import gpu_name
-from quantkit_kernels.word_order import TILE_COLS, check_int4
+from quantkit_kernels.word_order import TILE_COLS, Int4Weight, check_contiguous, check_weight
 
 MAX_KERNEL_TOKENS = 128
 _DEQUANTIZE_ROWS = 64
@@ -31,14 +31,15 @@ def int4_gemm(
     [R, C / 8] and ``weight_scale`` BF16 [R, C / group], or what ``repack`` returned, which is faster. Code times scale
     is rounded to BF16, sums are float32. The same bytes in every run. Raises ValueError for what does not go together.
     """
+    if x.dtype not in (torch.bfloat16, torch.float16) or not x.ndim:
+        raise ValueError(f"activations are BF16 or FP16 [..., columns], not {x.dtype} {tuple(x.shape)}")
     num_cols = x.shape[-1]
-    num_rows = check_weight(weight_packed, weight_scale, num_cols=num_cols, group_size=group_size)
-    if x.dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"activations are BF16 or FP16, not {x.dtype}")
+    weight = Int4Weight(weight_packed, weight_scale)
+    num_rows = check_weight(weight, num_cols=num_cols, group_size=group_size)
+    check_contiguous(weight)
     tokens = x.reshape(-1, num_cols).to(torch.bfloat16).contiguous()
     if len(tokens) == 0 or num_rows == 0:
         return x.new_empty((*x.shape[:-1], num_rows))
-    weight = (weight_packed.contiguous(), weight_scale.contiguous())
     if len(tokens) > MAX_KERNEL_TOKENS:
         out = tokens @ dequantize(*weight, num_cols=num_cols, group_size=group_size).mT
     else:
@@ -102,22 +103,3 @@ def dequantize(words: torch.Tensor, scale: torch.Tensor, *, num_cols: int, group
         num_warps=4,
     )
     return out
-
-
-def check_weight(words: torch.Tensor, scale: torch.Tensor, *, num_cols: int, group_size: int) -> int:
-    """The number of rows of a weight in either form. Raises ValueError unless it has ``num_cols`` columns."""
-    if words.ndim == 2:
-        check_int4(words, scale, group_size=group_size)
-        if words.shape[1] * 8 != num_cols:
-            raise ValueError(f"{num_cols} activations meet a weight of {words.shape[1] * 8} columns")
-        return words.shape[0]
-    num_tiles = -(-num_cols // TILE_COLS)
-    wanted = (num_tiles, words.shape[-2], TILE_COLS // 8), (num_tiles, words.shape[-2], TILE_COLS // group_size)
-    if (tuple(words.shape), tuple(scale.shape)) != wanted or num_cols % group_size:
-        raise ValueError(
-            f"{num_cols} activations in groups of {group_size} want tiles {wanted[0]} and scales {wanted[1]}, "
-            f"not {tuple(words.shape)} and {tuple(scale.shape)}"
-        )
-    if words.dtype != torch.int32 or scale.dtype != torch.bfloat16:
-        raise ValueError(f"words are int32 and scales BF16, not {words.dtype} and {scale.dtype}")
-    return words.shape[-2]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quantkit_kernels.ops import int4_experts, int4_linear
-from quantkit_kernels.word_order import TILE_COLS, Int4Tiles, repack, unrepack
+from quantkit_kernels.word_order import TILE_COLS, Int4Weight, check_weight, repack, unrepack
 
 PARTS = ("weight_packed", "weight_scale", "weight_shape")
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -45,7 +45,7 @@ class Int4Linear(nn.Module):
         self.scale.copy_(tiles.scale.view(torch.int16))
 
     def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
-        tiles = Int4Tiles(self.words, _bf16(self.scale))
+        tiles = Int4Weight(self.words, _bf16(self.scale))
         parts = _parts(tiles, self.in_features, self.group_size)
         destination |= {prefix + name: part for name, part in parts.items()}
         if self.bias is not None:
@@ -136,9 +136,9 @@ class Int4Experts(nn.Module):
         width = self.intermediate_dim
         gate_up = (self.gate_up_words[expert], _bf16(self.gate_up_scale[expert]))
         found = {
-            "gate_proj": Int4Tiles(gate_up[0][:, :width], gate_up[1][:, :width]),
-            "up_proj": Int4Tiles(gate_up[0][:, width:], gate_up[1][:, width:]),
-            "down_proj": Int4Tiles(self.down_words[expert], _bf16(self.down_scale[expert])),
+            "gate_proj": Int4Weight(gate_up[0][:, :width], gate_up[1][:, :width]),
+            "up_proj": Int4Weight(gate_up[0][:, width:], gate_up[1][:, width:]),
+            "down_proj": Int4Weight(self.down_words[expert], _bf16(self.down_scale[expert])),
         }
         return {
             f"{name}.{part}": tensor
@@ -193,18 +193,15 @@ def _register(
     module.register_buffer(prefix + "scale", scale)
 
 
-def _repacked(tensors: Mapping[str, Tensor], shape: tuple[int, int], *, group_size: int, device: Device) -> Int4Tiles:
+def _repacked(tensors: Mapping[str, Tensor], shape: tuple[int, int], *, group_size: int, device: Device) -> Int4Weight:
     packed, scale, stored = (tensors[part] for part in PARTS)
-    wanted = (shape[0], shape[1] // 8), (shape[0], shape[1] // group_size)
-    if tuple(stored.tolist()) != shape or (tuple(packed.shape), tuple(scale.shape)) != wanted:
-        raise ValueError(
-            f"a weight {shape} in groups of {group_size} has words {wanted[0]} and scales {wanted[1]}, "
-            f"not {tuple(packed.shape)} and {tuple(scale.shape)} of {tuple(stored.tolist())}"
-        )
+    if tuple(stored.tolist()) != shape or packed.ndim != 2:
+        raise ValueError(f"a weight {shape} is stored as words {tuple(packed.shape)} of {tuple(stored.tolist())}")
+    check_weight(Int4Weight(packed, scale), num_rows=shape[0], num_cols=shape[1], group_size=group_size)
     return repack(packed.to(device), scale.to(device), group_size=group_size)
 
 
-def _parts(tiles: Int4Tiles, num_cols: int, group_size: int) -> dict[str, Tensor]:
+def _parts(tiles: Int4Weight, num_cols: int, group_size: int) -> dict[str, Tensor]:
     packed, scale = unrepack(tiles, num_cols=num_cols, group_size=group_size)
     return dict(zip(PARTS, (packed, scale, torch.tensor([len(packed), num_cols], dtype=torch.int64)), strict=True))
 

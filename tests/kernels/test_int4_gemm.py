@@ -138,14 +138,27 @@ def test_shapes_of_large_weights_are_split_for_a_whole_gpu():
     assert gemm_tile(num_tokens=1, num_rows=6144, num_cols=256).split_k == 1  # two tiles of columns
 
 
+REPACKED = {
+    "weight_packed": torch.zeros((1, 4, 16), dtype=torch.int32),
+    "weight_scale": torch.zeros((1, 4, 4), dtype=torch.bfloat16),
+}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"x": torch.zeros((1, 64))}, "not torch.float32"),
-        ({"x": torch.zeros((1, 128), dtype=torch.bfloat16)}, "128 activations meet a weight of 64 columns"),
-        ({"weight_packed": torch.zeros((1, 4, 16), dtype=torch.int32)}, "want tiles"),
+        ({"x": torch.zeros((), dtype=torch.bfloat16)}, "activations are BF16"),
+        ({"x": torch.zeros((1, 128), dtype=torch.bfloat16)}, r"\(4, 128\) in groups of 32 has words \(4, 16\)"),
+        ({"weight_packed": torch.zeros((1, 4, 16), dtype=torch.int32)}, r"and scales \(1, 4, 4\), not"),
+        ({"weight_packed": torch.zeros(8, dtype=torch.int32)}, "neither as stored nor repacked"),
+        ({"weight_packed": torch.zeros((4, 16), dtype=torch.int32)[:, ::2]}, "is not contiguous"),
+        (REPACKED | {"group_size": 16}, "group_size is 16, not one of"),
+        (REPACKED | {"group_size": 0}, "group_size is 0, not one of"),
+        (REPACKED | {"weight_scale": torch.zeros((1, 4, 4), dtype=torch.float16)}, "scales BF16"),
+        (REPACKED | {"weight_packed": torch.zeros((1, 8, 16), dtype=torch.int32)[:, ::2]}, "is not contiguous"),
         ({"weight_scale": torch.zeros((4, 2))}, "scales BF16"),
-        ({"group_size": 128}, "no rows of whole groups"),
+        ({"group_size": 128}, "64 columns has no whole groups of 128"),
     ],
 )
 def test_what_does_not_go_together_is_named(change, words):

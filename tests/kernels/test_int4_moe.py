@@ -7,7 +7,7 @@ from quantkit_kernels.moe import int4_moe, run_moe
 from quantkit_kernels.moe_align import sort_by_expert
 from quantkit_kernels.reference import int4 as twin
 from quantkit_kernels.tiles import MoeTile, moe_tile
-from quantkit_kernels.word_order import repack
+from quantkit_kernels.word_order import Int4Weight, repack
 from tests.kernels.compare import assert_close
 from tests.kernels.test_repack import random_int4
 
@@ -110,7 +110,7 @@ def test_tiles_change_only_the_order_of_sums(is_sorted, block_m, split_k, device
     tile = MoeTile(gate_up_n=64, down_n=128, block_m=block_m, split_k=split_k, is_sorted=is_sorted)
     out = torch.empty_like(x)
     given = repacked(weights)
-    run_moe(out, x, given[:2], given[2:], (*routing, None), tile=tile, group_size=32)
+    run_moe(out, x, Int4Weight(*given[:2]), Int4Weight(*given[2:]), (*routing, None), tile=tile, group_size=32)
     assert_close("experts", twin.int4_moe(x.double(), *weights, *routing, group_size=32), out, most=BOUND)
 
 
@@ -180,11 +180,22 @@ def test_few_tokens_are_not_sorted_and_fill_the_gpu():
     ("change", "words"),
     [
         ({"x": torch.zeros((2, COLS))}, "not torch.float32"),
-        ({"x": torch.zeros((2, 128), dtype=torch.bfloat16)}, "gate_up of 4 experts"),
+        ({"x": torch.zeros((2, 128), dtype=torch.bfloat16)}, r"gate_up \(4, 128, 128\) in groups of 32 has words"),
         ({"down_packed": torch.zeros((4, 2, 256, 16), dtype=torch.int32)}, "both as stored"),
-        ({"down_packed": torch.zeros((3, 256, 8), dtype=torch.int32)}, "have a scale|down of 4 experts"),
+        (
+            {"down_packed": torch.zeros((3, 256, 8), dtype=torch.int32)},
+            r"gate_up has words|down \(4, 256, 64\) in groups",
+        ),
         ({"topk_ids": torch.zeros((2, 3), dtype=torch.int32)}, "2 tokens, weights"),
-        ({"group_size": 64}, "have a scale"),
+        ({"group_size": 64}, "in groups of 64 has words"),
+        ({"group_size": 16}, "group_size is 16, not one of"),
+        (
+            {"x": torch.zeros((1, 2, COLS), dtype=torch.bfloat16)},
+            r"\[tokens, columns\], not torch.bfloat16 \(1, 2, 256\)",
+        ),
+        ({"x": torch.zeros(COLS, dtype=torch.bfloat16)}, r"\[tokens, columns\]"),
+        ({"gate_up_packed": torch.zeros((4, 256, 128), dtype=torch.int32)[..., ::4]}, "gate_up"),
+        ({"gate_up_packed": torch.zeros((4, 127, 32), dtype=torch.int32)}, "gate_up"),
         ({"topk_ids": torch.zeros((2, 2))}, "topk_ids is int32 or int64"),
         ({"expert_map": torch.zeros(4)}, "expert_map is int32 or int64"),
     ],

@@ -117,7 +117,7 @@ def test_a_tensor_too_many_or_of_another_shape_is_named(device):
             named | {"experts.4.gate_proj.weight_packed": named["experts.0.gate_proj.weight_packed"]}
         )
     wrong = named | {"experts.0.up_proj.weight_shape": torch.tensor([64, 128])}
-    with pytest.raises(RuntimeError, match=r"experts: a weight \(64, 256\) in groups of 32 has words"):
+    with pytest.raises(RuntimeError, match=r"experts: a weight \(64, 256\) is stored as words"):
         module.load_state_dict(wrong)
 
 

@@ -71,8 +71,8 @@ def test_words_are_those_written_here(device):
         ({"group_size": 16}, "not one of"),
         ({"weight_packed": torch.zeros(4, 16)}, "words are int32"),
         ({"weight_scale": torch.zeros(4, 4)}, "scales BF16"),
-        ({"weight_scale": torch.zeros((4, 3), dtype=torch.bfloat16)}, r"have a scale \(4, 4\)"),
-        ({"weight_packed": torch.zeros((4, 3), dtype=torch.int32)}, "no rows of whole groups"),
+        ({"weight_scale": torch.zeros((4, 3), dtype=torch.bfloat16)}, r"has words \(4, 16\) and scales \(4, 4\), not"),
+        ({"weight_packed": torch.zeros((4, 3), dtype=torch.int32)}, "24 columns has no whole groups of 32"),
     ],
 )
 def test_what_does_not_go_together_is_named(change, words):

@@ -12,8 +12,8 @@ import triton
 
 from quantkit_kernels.gemm_jit import dequantize_kernel, gemm_kernel, merge_kernel
 from quantkit_kernels.launch import IS_INTERPRETED, launches
-from quantkit_kernels.tiles import GemmTile, gemm_tile
-from quantkit_kernels.tuned import gpu_name
+from quantkit_kernels.tiles import DenseShape, GemmTile, gemm_tile
+from quantkit_kernels.tuned import gpu_of
 from quantkit_kernels.word_order import TILE_COLS, Int4Weight, check_contiguous, check_weight
 
 MAX_KERNEL_TOKENS = 128
@@ -43,7 +43,9 @@ def int4_gemm(
     if len(tokens) > MAX_KERNEL_TOKENS:
         out = tokens @ dequantize(*weight, num_cols=num_cols, group_size=group_size).mT
     else:
-        tile = gemm_tile(num_tokens=len(tokens), num_rows=num_rows, num_cols=num_cols, gpu=gpu_name(x.device))
+        shape = DenseShape(num_rows, num_cols, group_size)
+        is_repacked = weight.words.ndim == 3
+        tile = gemm_tile(shape, num_tokens=len(tokens), is_repacked=is_repacked, gpu=gpu_of(x.device))
         out = run_gemm(tokens, *weight, group_size=group_size, tile=tile)
     return out.to(x.dtype).reshape(*x.shape[:-1], num_rows)
 

@@ -17,9 +17,6 @@ Result = TypeVar("Result")
 
 IS_INTERPRETED: bool = triton.knobs.runtime.interpret
 
-# before 3.9 a dot with 8 columns leaves the tensor cores of a warp group, and shuffles
-LEAST_TOKENS = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 16
-
 
 def on_device(tensor: torch.Tensor | None) -> AbstractContextManager[Any]:
     """Triton launches on the current device, whatever device its arguments are on: make it theirs."""

@@ -12,8 +12,8 @@ import triton
 from quantkit_kernels.launch import IS_INTERPRETED, launches
 from quantkit_kernels.moe_align import sort_by_expert
 from quantkit_kernels.moe_jit import down_kernel, gate_up_kernel, silu_kernel, sum_kernel
-from quantkit_kernels.tiles import MoeTile, moe_tile
-from quantkit_kernels.tuned import gpu_name
+from quantkit_kernels.tiles import MoeShape, MoeTile, moe_tile
+from quantkit_kernels.tuned import gpu_of
 from quantkit_kernels.word_order import Int4Weight, check_contiguous, check_weight
 
 _COLUMNS = 1024  # of one program that only adds
@@ -52,9 +52,13 @@ def int4_moe(
     out = torch.empty((num_tokens, num_cols), dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
-    top_k = topk_ids.shape[1]
-    experts = (num_experts, width, num_cols)
-    tile = moe_tile(num_tokens=num_tokens, top_k=top_k, experts=experts, gpu=gpu_name(x.device))
+    tile = moe_tile(
+        MoeShape(num_experts, width, num_cols, group_size, topk_ids.shape[1]),
+        num_tokens=num_tokens,
+        num_global=None if own_map is None else len(own_map),
+        is_repacked=gate_up.words.ndim == 4,
+        gpu=gpu_of(x.device),
+    )
     run_moe(
         out,
         x.to(torch.bfloat16).contiguous(),

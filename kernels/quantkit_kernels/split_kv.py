@@ -7,10 +7,10 @@ import torch
 import triton
 
 from quantkit_kernels.attention_jit import merge_kernel
+from quantkit_kernels.tuned import gpu_of
 
 MAX_SPLITS = 256
 SPLIT_COST = 2  # what a program costs beside its blocks, in blocks: its start, and its part of the merge
-NUM_SMS = 132  # of an H200, where torch sees no GPU
 MERGE_SPLITS, MERGE_COLUMNS = 16, 128  # a tile of the merge kernel
 
 
@@ -39,8 +39,7 @@ def plan_splits(num_programs: int, num_blocks: int, num_slots: int) -> int:
 
 
 def num_slots(device: torch.device, tile: Tile) -> int:
-    num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else NUM_SMS
-    return num_sms * tile.per_sm
+    return gpu_of(device).num_sms * tile.per_sm
 
 
 class Parts:

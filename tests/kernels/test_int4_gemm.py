@@ -5,7 +5,8 @@ import torch
 
 from quantkit_kernels.gemm import MAX_KERNEL_TOKENS, dequantize, int4_gemm, run_gemm
 from quantkit_kernels.reference import int4 as twin
-from quantkit_kernels.tiles import GemmTile, gemm_tile
+from quantkit_kernels.tiles import LEAST_TOKENS, DenseShape, GemmTile, gemm_tile
+from quantkit_kernels.tuned import Gpu
 from quantkit_kernels.word_order import repack
 from tests.kernels.compare import assert_close
 from tests.kernels.test_repack import random_int4
@@ -132,10 +133,11 @@ def test_the_twin_is_the_sum_written_out():
 
 
 def test_shapes_of_large_weights_are_split_for_a_whole_gpu():
-    one = gemm_tile(num_tokens=1, num_rows=512, num_cols=6144)
-    assert (one.block_m, one.split_k) == (8, 8)
-    assert gemm_tile(num_tokens=64, num_rows=65536, num_cols=7168).split_k == 1
-    assert gemm_tile(num_tokens=1, num_rows=6144, num_cols=256).split_k == 1  # two tiles of columns
+    one = gemm_tile(DenseShape(512, 6144, 32), num_tokens=1)
+    assert (one.block_m, one.split_k) == (LEAST_TOKENS, 8)
+    assert gemm_tile(DenseShape(512, 6144, 32), num_tokens=1, gpu=Gpu("", 8)).split_k == 4
+    assert gemm_tile(DenseShape(65536, 7168, 32), num_tokens=64).split_k == 1
+    assert gemm_tile(DenseShape(6144, 256, 32), num_tokens=1).split_k == 1  # two tiles of columns
 
 
 REPACKED = {

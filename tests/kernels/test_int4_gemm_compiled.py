@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from quantkit_kernels.launch import LEAST_TOKENS
+from quantkit_kernels.tiles import LEAST_TOKENS
 from tests.kernels.sm90 import compile_kernel
 
 MOST_PER_WEIGHT = 4.2  # an H200 may issue 3.6 to 3.9 at the speed of its memory, counted at 1.755 GHz

@@ -6,7 +6,7 @@ import torch
 from quantkit_kernels.moe import int4_moe, run_moe
 from quantkit_kernels.moe_align import sort_by_expert
 from quantkit_kernels.reference import int4 as twin
-from quantkit_kernels.tiles import MoeTile, moe_tile
+from quantkit_kernels.tiles import LEAST_TOKENS, MoeShape, MoeTile, moe_tile
 from quantkit_kernels.word_order import Int4Weight, repack
 from tests.kernels.compare import assert_close
 from tests.kernels.test_repack import random_int4
@@ -170,10 +170,19 @@ def test_pairs_are_sorted_by_expert(num_tokens, num_experts, top_k, block_m, dev
 
 
 def test_few_tokens_are_not_sorted_and_fill_the_gpu():
-    glm = {"top_k": 8, "experts": (256, 256, 6144)}
-    one = moe_tile(num_tokens=1, **glm)
-    assert (one.is_sorted, one.block_m, one.split_k) == (False, 8, 8)
-    assert [moe_tile(num_tokens=number, **glm).block_m for number in (8, 64, 512, 4096)] == [8, 8, 32, 64]
+    glm = MoeShape(256, 256, 6144, 32, 8)
+    one = moe_tile(glm, num_tokens=1)
+    assert (one.is_sorted, one.block_m, one.split_k) == (False, LEAST_TOKENS, 8)
+    blocks = [moe_tile(glm, num_tokens=number).block_m for number in (8, 64, 512, 4096)]
+    assert blocks == [LEAST_TOKENS, LEAST_TOKENS, 32, 64]
+
+
+def test_a_rank_has_its_share_of_the_pairs():
+    """A small block, and as many programs, as for all experts on all ranks; without a map every pair is here."""
+    rank = MoeShape(32, 256, 6144, 32, 8)
+    assert moe_tile(rank, num_tokens=64, num_global=256).block_m == LEAST_TOKENS
+    assert moe_tile(rank, num_tokens=64).block_m == 32
+    assert [moe_tile(rank, num_tokens=number, num_global=256).split_k for number in (1, 64)] == [8, 2]
 
 
 @pytest.mark.parametrize(

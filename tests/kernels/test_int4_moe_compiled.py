@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from quantkit_kernels.tiles import moe_tile
+from quantkit_kernels.tiles import MoeShape, moe_tile
 from tests.kernels.sm90 import compile_kernel
 
 KERNELS = "quantkit_kernels.moe_jit:"
@@ -36,8 +36,8 @@ def check(compiled, weights_per_step):
 )
 def test_main_loops_keep_up_with_memory(model, group_size, num_tokens, tmp_path):
     """GLM with every expert here, Kimi-K2 with a map of those that are."""
-    experts = (model["num_experts"], 256, model["num_cols"])
-    tile = moe_tile(num_tokens=num_tokens, top_k=8, experts=experts)
+    shape = MoeShape(model["num_experts"], 256, model["num_cols"], group_size, 8)
+    tile = moe_tile(shape, num_tokens=num_tokens)
     common = {
         "NUM_EXPERTS": model["num_experts"],
         "GROUP": group_size,

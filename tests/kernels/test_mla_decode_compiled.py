@@ -6,7 +6,7 @@ What an H200 may issue at 4.3 TB/s and 1.755 GHz is 124 instructions for a token
 import pytest
 
 from quantkit_kernels import gqa, mla, split_kv
-from quantkit_kernels.launch import LEAST_TOKENS
+from quantkit_kernels.tiles import LEAST_TOKENS
 from tests.kernels.sm90 import compile_kernel
 
 POINTERS = {"page_table_ptr": "*i32", "seq_lens_ptr": "*i32", "lse_ptr": "*fp32"}

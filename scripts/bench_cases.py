@@ -100,11 +100,11 @@ def dense_case(num_rows: int, num_cols: int, num_tokens: int, sizes: Sizes, devi
     num_sets = max(1, -(-int(sizes.least_bytes) // int4_bytes(num_rows * num_cols)))
     stored = [random_int4((num_rows, num_cols), device) for _ in range(num_sets)]
     tiles = [repack(*one, group_size=GROUP) for one in stored]
-    plain = [dequantize(*one, num_cols=num_cols, group_size=GROUP) for one in tiles]
+    plain = [dequantize(one, num_cols=num_cols, group_size=GROUP) for one in tiles]
     x = torch.randn((num_tokens, num_cols), device=device).to(torch.bfloat16)
 
     def by_library(i: int) -> Tensor:
-        return x @ dequantize(*tiles[i % num_sets], num_cols=num_cols, group_size=GROUP).mT
+        return x @ dequantize(tiles[i % num_sets], num_cols=num_cols, group_size=GROUP).mT
 
     return Case(
         name=f"dense {num_rows} x {num_cols}, M {num_tokens}",

@@ -34,7 +34,7 @@ from tune_search import Knobs, as_far_as_turned, descend, gemm_knobs, moe_knobs
 
 from quantkit_kernels import repack
 from quantkit_kernels.gemm import MAX_KERNEL_TOKENS, run_gemm
-from quantkit_kernels.moe import run_moe
+from quantkit_kernels.moe import Router, run_moe
 from quantkit_kernels.tiles import DenseShape, GemmTile, MoeShape, MoeTile, gemm_tile, moe_tile
 from quantkit_kernels.tuned import Gpu, file_of, gpu_of
 
@@ -91,7 +91,7 @@ def dense_work(shape: DenseShape, tokens: list[int], sizes: Sizes, device: str) 
         computed = gemm_tile(shape, num_tokens=num_tokens, gpu=without_table(device))
 
         def call_of(tile: GemmTile, x: torch.Tensor = x) -> Call:
-            return lambda i: run_gemm(x, *weights[i % num_sets], group_size=GROUP, tile=tile)
+            return lambda i: run_gemm(x, weights[i % num_sets], group_size=GROUP, tile=tile)
 
         yield Work(num_tokens, computed, gemm_knobs(computed), call_of)
 
@@ -108,17 +108,11 @@ def moe_work(shape: MoeShape, tokens: list[int], sizes: Sizes, device: str) -> I
     for num_tokens in tokens:
         x = torch.randn((num_tokens, num_cols), device=device).to(torch.bfloat16)
         chances = torch.rand((CALLS, num_tokens, num_experts), device=device).topk(top_k, dim=-1)
-        routers = [(*one, None) for one in zip(chances.values, chances.indices, strict=True)]
+        routers = [Router(*one) for one in zip(chances.values, chances.indices, strict=True)]
         computed = moe_tile(shape, num_tokens=num_tokens, gpu=without_table(device))
 
         def call_of(tile: MoeTile, x: torch.Tensor = x, routers: Any = routers) -> Call:
-            out = torch.empty_like(x)
-
-            def call(i: int) -> None:
-                gate_up, down = layers[i % len(layers)]
-                run_moe(out, x, gate_up, down, routers[i % CALLS], tile=tile, group_size=GROUP)
-
-            return call
+            return lambda i: run_moe(x, *layers[i % len(layers)], routers[i % CALLS], tile=tile, group_size=GROUP)
 
         yield Work(num_tokens, computed, moe_knobs(computed, num_tokens), call_of)
 

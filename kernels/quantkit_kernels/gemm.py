@@ -41,30 +41,28 @@ def int4_gemm(
     if len(tokens) == 0 or num_rows == 0:
         return x.new_empty((*x.shape[:-1], num_rows))
     if len(tokens) > MAX_KERNEL_TOKENS:
-        out = tokens @ dequantize(*weight, num_cols=num_cols, group_size=group_size).mT
+        out = (tokens @ dequantize(weight, num_cols=num_cols, group_size=group_size).mT).to(x.dtype)
     else:
         shape = DenseShape(num_rows, num_cols, group_size)
         is_repacked = weight.words.ndim == 3
         tile = gemm_tile(shape, num_tokens=len(tokens), is_repacked=is_repacked, gpu=gpu_of(x.device))
-        out = run_gemm(tokens, *weight, group_size=group_size, tile=tile)
-    return out.to(x.dtype).reshape(*x.shape[:-1], num_rows)
+        out = run_gemm(tokens, weight, group_size=group_size, tile=tile, dtype=x.dtype)
+    return out.reshape(*x.shape[:-1], num_rows)
 
 
 def run_gemm(
-    tokens: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, *, group_size: int, tile: GemmTile
+    tokens: torch.Tensor, weight: Int4Weight, *, group_size: int, tile: GemmTile, dtype: torch.dtype = torch.bfloat16
 ) -> torch.Tensor:
-    """BF16 [T, R] by the kernel, with a tile of the caller's choice."""
+    """[T, R] in ``dtype`` of BF16 tokens by the kernel, with a tile of the caller's choice."""
     num_tokens, num_cols = tokens.shape
-    is_repacked = words.ndim == 3
-    num_rows = words.shape[-2]
-    out = tokens.new_empty((num_tokens, num_rows))
+    num_rows = weight.words.shape[-2]
+    out = tokens.new_empty((num_tokens, num_rows), dtype=dtype)
     has_parts = tile.split_k > 1
     parts = tokens.new_empty((tile.split_k, num_tokens, num_rows), dtype=torch.float32) if has_parts else out
     grid = (triton.cdiv(num_rows, tile.block_n), triton.cdiv(num_tokens, tile.block_m), tile.split_k)
     gemm_kernel[grid](
         tokens,
-        words,
-        scale,
+        *weight,
         parts,
         num_tokens,
         N=num_rows,
@@ -74,7 +72,7 @@ def run_gemm(
         BLOCK_M=tile.block_m,
         SPLIT_K=tile.split_k,
         WARPS=tile.num_warps,
-        IS_REPACKED=is_repacked,
+        IS_REPACKED=weight.words.ndim == 3,
         INTERPRET=IS_INTERPRETED,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -86,21 +84,20 @@ def run_gemm(
     return out
 
 
-def dequantize(words: torch.Tensor, scale: torch.Tensor, *, num_cols: int, group_size: int) -> torch.Tensor:
+def dequantize(weight: Int4Weight, *, num_cols: int, group_size: int) -> torch.Tensor:
     """The weight in BF16 [R, C]; code times scale rounds once."""
-    num_rows = words.shape[-2]
-    out = torch.empty((num_rows, num_cols), dtype=torch.bfloat16, device=words.device)
+    num_rows = weight.words.shape[-2]
+    out = torch.empty((num_rows, num_cols), dtype=torch.bfloat16, device=weight.words.device)
     grid = (triton.cdiv(num_rows, _DEQUANTIZE_ROWS), triton.cdiv(num_cols, TILE_COLS))
     dequantize_kernel[grid](
-        words,
-        scale,
+        *weight,
         out,
         N=num_rows,
         K=num_cols,
         GROUP=group_size,
         BLOCK_N=_DEQUANTIZE_ROWS,
         WARPS=4,
-        IS_REPACKED=words.ndim == 3,
+        IS_REPACKED=weight.words.ndim == 3,
         INTERPRET=IS_INTERPRETED,
         num_warps=4,
     )

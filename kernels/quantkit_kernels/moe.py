@@ -6,6 +6,8 @@ to four tokens are not sorted: each pair of token and expert is a block of its o
 split, so that eight experts give every processor work. Nothing waits for the GPU, and no sum depends on its timing.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 
@@ -49,9 +51,8 @@ def int4_moe(
     for name, ids in (("topk_ids", topk_ids), ("expert_map", own_map)):
         if ids is not None and (ids.dtype not in (torch.int32, torch.int64) or ids.device != x.device):
             raise ValueError(f"{name} is int32 or int64 on {x.device}, not {ids.dtype} on {ids.device}")
-    out = torch.empty((num_tokens, num_cols), dtype=x.dtype, device=x.device)
-    if out.numel() == 0:
-        return out
+    if x.numel() == 0:
+        return torch.empty_like(x)
     tile = moe_tile(
         MoeShape(num_experts, width, num_cols, group_size, topk_ids.shape[1]),
         num_tokens=num_tokens,
@@ -59,29 +60,30 @@ def int4_moe(
         is_repacked=gate_up.words.ndim == 4,
         gpu=gpu_of(x.device),
     )
-    run_moe(
-        out,
-        x.to(torch.bfloat16).contiguous(),
-        gate_up,
-        down,
-        (topk_weights.float().contiguous(), topk_ids.contiguous(), own_map),
-        tile=tile,
-        group_size=group_size,
-    )
-    return out
+    router = Router(topk_weights.float().contiguous(), topk_ids.contiguous(), own_map)
+    tokens = x.to(torch.bfloat16).contiguous()
+    return run_moe(tokens, gate_up, down, router, tile=tile, group_size=group_size, dtype=x.dtype)
+
+
+class Router(NamedTuple):
+    """``weights`` float32 and ``ids`` [T, k], ``expert_map`` as ``int4_moe`` takes it; all contiguous."""
+
+    weights: torch.Tensor
+    ids: torch.Tensor
+    expert_map: torch.Tensor | None = None
 
 
 def run_moe(
-    out: torch.Tensor,
     x: torch.Tensor,
     gate_up: Int4Weight,
     down: Int4Weight,
-    router: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    router: Router,
     *,
     tile: MoeTile,
     group_size: int,
-) -> None:
-    """Fill ``out`` with a tile of the caller's choice; everything is contiguous and checked."""
+    dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """[T, H] in ``dtype`` with a tile of the caller's choice; everything is contiguous and checked, ``x`` BF16."""
     weights, ids, expert_map = router
     (num_tokens, num_cols), top_k = x.shape, ids.shape[-1]
     num_pairs, num_experts = num_tokens * top_k, gate_up.words.shape[0]
@@ -130,6 +132,7 @@ def run_moe(
             parts, hidden, num_pairs, I=width, SPLIT_K=tile.split_k, BLOCK=_COLUMNS, INTERPRET=IS_INTERPRETED
         )
     outputs = x.new_empty((num_pairs, num_cols))
+    out = x.new_empty((num_tokens, num_cols), dtype=dtype)
     down_kernel[(triton.cdiv(num_cols, tile.down_n) * most_blocks,)](
         hidden, *down, weights, outputs, *blocks, N=num_cols, K=width, BLOCK_N=tile.down_n, **common
     )
@@ -146,6 +149,7 @@ def run_moe(
         HAS_MAP=expert_map is not None,
         INTERPRET=IS_INTERPRETED,
     )
+    return out
 
 
 def _check(x: torch.Tensor, gate_up: Int4Weight, down: Int4Weight, *, group_size: int) -> tuple[int, int]:

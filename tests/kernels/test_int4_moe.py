@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quantkit_kernels.moe import int4_moe, run_moe
+from quantkit_kernels.moe import Router, int4_moe, run_moe
 from quantkit_kernels.moe_align import sort_by_expert
 from quantkit_kernels.reference import int4 as twin
 from quantkit_kernels.tiles import LEAST_TOKENS, MoeShape, MoeTile, moe_tile
@@ -108,9 +108,8 @@ def test_sizes_that_fill_no_tile(num_tokens, num_cols, width, device, poisoned_m
 def test_tiles_change_only_the_order_of_sums(is_sorted, block_m, split_k, device, poisoned_memory):
     weights, x, routing = experts(device), tokens(7, device), router(7, device)
     tile = MoeTile(gate_up_n=64, down_n=128, block_m=block_m, split_k=split_k, is_sorted=is_sorted)
-    out = torch.empty_like(x)
     given = repacked(weights)
-    run_moe(out, x, Int4Weight(*given[:2]), Int4Weight(*given[2:]), (*routing, None), tile=tile, group_size=32)
+    out = run_moe(x, Int4Weight(*given[:2]), Int4Weight(*given[2:]), Router(*routing), tile=tile, group_size=32)
     assert_close("experts", twin.int4_moe(x.double(), *weights, *routing, group_size=32), out, most=BOUND)
 
 

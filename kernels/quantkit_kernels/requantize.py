@@ -66,8 +66,8 @@ def requantize_fp8_to_int4(
     scale_inv: torch.Tensor,
     *,
     group_size: int,
-    scales: Scales = "search",
-    signed: bool = True,
+    scales: Scales,
+    signed: bool,
     importance: torch.Tensor | None = None,
     block: tuple[int, int] = (128, 128),
 ) -> Int4:

@@ -38,6 +38,7 @@ from quantkit_kernels.fp8_kv_read_jit import read_index_kernel, read_kv_kernel, 
 from quantkit_kernels.fp8_kv_rows import (
     KERNEL_LAYOUTS,
     ScaleRule,
+    as_bytes,
     check_input,
     check_rule,
     check_same_slots,
@@ -49,7 +50,7 @@ from quantkit_kernels.fp8_kv_rows import (
     mla_rows,
     rows_of,
 )
-from quantkit_kernels.kv_layout import SCALE_COLS, Layout, row_bytes
+from quantkit_kernels.kv_layout import SCALE_COLS, Layout, check_row_scale, row_bytes
 from quantkit_kernels.launch import launches
 
 FLOOR = 1e-4
@@ -77,7 +78,7 @@ def quantize_kv_mla(
 ) -> None:
     """Store ``latent`` [T, L] and ``rope`` [T, R], BF16 or FP16, in rows ``slots`` [T] of ``cache`` uint8 [..., bytes].
 
-    ``scale`` is for flat576, ``scale_rule`` for dsa656. Raises ValueError for what does not go together.
+    ``scale`` is for flat576 alone, ``scale_rule`` for dsa656. Raises ValueError for what does not go together.
     """
     check_slots(slots)
     check_rule(scale_rule)
@@ -85,6 +86,7 @@ def quantize_kv_mla(
         check_input(name, part, 2, slots)
     latent_dim, rope_dim = latent.shape[1], rope.shape[1]
     rows = mla_rows(cache, row_bytes(layout, latent_dim, rope_dim), slots)
+    check_row_scale(layout, scale)
     factor, is_power = factor_of("scale", scale)
     if len(slots):
         store_mla_kernel[(triton.cdiv(len(slots), BLOCK_T), latent_dim // SCALE_COLS + 1)](
@@ -123,6 +125,7 @@ def dequantize_kv_mla(
     """Latent [T, latent_dim] and rope [T, rope_dim] of rows ``slots``: one rounding to float32, one to ``dtype``."""
     check_slots(slots)
     rows = mla_rows(cache, row_bytes(layout, latent_dim, rope_dim), slots)
+    check_row_scale(layout, scale)
     scale = check_scale("scale", scale)
     latent = empty_output((len(slots), latent_dim), dtype, cache)
     rope = empty_output((len(slots), rope_dim), dtype, cache)
@@ -157,9 +160,10 @@ def quantize_kv(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> None:
-    """Store ``key`` [T, H, D] and ``value`` [T, H, D'], divided by their scales, in caches uint8 [..., H, D].
+    """Store ``key`` [T, H, D] and ``value`` [T, H, D'], divided by their scales, in E4M3 caches [..., H, D].
 
-    Two bytes are read for each that is written. Raises ValueError for what does not go together.
+    Caches are uint8 or float8_e4m3fn. Two bytes are read for each that is written. Raises ValueError for what does not
+    go together.
     """
     check_slots(slots)
     rows, widths, factors = [], [], []
@@ -171,7 +175,7 @@ def quantize_kv(
         if cache.shape[-2:] != part.shape[1:]:
             raise ValueError(f"{name}_cache ends in {tuple(cache.shape[-2:])}, {name} in {tuple(part.shape[1:])}")
         widths.append(part.shape[1] * part.shape[2])
-        rows.append(rows_of(f"{name}_cache", cache, widths[-1], slots))
+        rows.append(rows_of(f"{name}_cache", as_bytes(cache), widths[-1], slots))
         factors.append(factor_of(f"{name}_scale", scale))
     check_same_slots(rows)
     if len(slots):
@@ -212,7 +216,7 @@ def dequantize_kv(
         scales.append(check_scale(f"{name}_scale", scale))
         if cache.ndim < 3:
             raise ValueError(f"{name}_cache must be [..., heads, columns], not {tuple(cache.shape)}")
-        rows.append(rows_of(f"{name}_cache", cache, cache.shape[-2] * cache.shape[-1], slots))
+        rows.append(rows_of(f"{name}_cache", as_bytes(cache), cache.shape[-2] * cache.shape[-1], slots))
         outputs.append(empty_output((len(slots), *cache.shape[-2:]), dtype, cache))
     check_same_slots(rows)
     widths = [row.shape[1] for row in rows]

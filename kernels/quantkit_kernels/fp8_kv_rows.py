@@ -42,6 +42,11 @@ def check_slots(slots: Tensor) -> None:
         raise ValueError(f"slots must be a contiguous int32 or int64 vector, not {slots.dtype} {tuple(slots.shape)}")
 
 
+def as_bytes(cache: Tensor) -> Tensor:
+    """E4M3 as uint8; anything else as it is, for others to refuse."""
+    return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
+
+
 def rows_of(name: str, cache: Tensor, row: int, slots: Tensor) -> Tensor:
     """The cache as [slots, row], on the device of ``slots``."""
     if cache.dtype != torch.uint8:

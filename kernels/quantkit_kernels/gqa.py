@@ -24,7 +24,7 @@ from quantkit_kernels.split_kv import (
 
 BLOCK_TOKENS = 64  # what fills a wgmma
 LOG2_E = 1.4426950408889634
-DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
+DTYPES = (torch.bfloat16, torch.float8_e4m3fn, torch.uint8)
 
 
 @launches
@@ -42,13 +42,14 @@ def gqa_decode(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``out`` BF16 [B, H, D] and ``lse`` float32 [B, H].
 
-    ``q`` BF16 [B, H, D]; caches BF16 or float8_e4m3fn [pages, page_size, H_kv, D]; ``page_table`` int32 [B, max_pages];
-    ``seq_lens`` int32 [B], zero for ``out`` 0 and ``lse`` -inf. Head h reads head h // (H / H_kv) of the cache. Nothing
-    behind a sequence's end is read. Raises ValueError for what does not go together.
+    ``q`` BF16 [B, H, D]; caches BF16 or E4M3 (float8_e4m3fn or uint8) [pages, page_size, H_kv, D]; ``page_table`` int32
+    [B, max_pages]; ``seq_lens`` int32 [B], zero for ``out`` 0 and ``lse`` -inf. Head h reads head h // (H / H_kv) of
+    the cache. Nothing behind a sequence's end is read. Raises ValueError for what does not go together.
     """
     check_sequences(q, page_table, seq_lens, num_splits)
     _check_caches(q, key_cache, value_cache)
     check_alignment(q=q, key_cache=key_cache, value_cache=value_cache)
+    caches = (key_cache, value_cache)
     num_seqs, num_heads, width = q.shape
     page_size, num_kv_heads = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
@@ -61,8 +62,7 @@ def gqa_decode(
     if parts.out.numel():
         gqa_decode_kernel[(programs, num_splits, num_seqs)](
             q,
-            key_cache,
-            value_cache,
+            *(cache.view(torch.float8_e4m3fn) if cache.dtype == torch.uint8 else cache for cache in caches),
             page_table,
             seq_lens,
             parts.part_out,
@@ -93,7 +93,7 @@ def _check_caches(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.T
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
         if cache.ndim != 4 or cache.dtype not in DTYPES or not cache.is_contiguous():
             raise ValueError(
-                f"{name} must be contiguous BF16 or float8_e4m3fn [pages, page_size, H_kv, D], "
+                f"{name} must be contiguous BF16, float8_e4m3fn or uint8 [pages, page_size, H_kv, D], "
                 f"not {cache.dtype} {tuple(cache.shape)}"
             )
         if cache.shape != key_cache.shape or cache.shape[3] != q.shape[2]:

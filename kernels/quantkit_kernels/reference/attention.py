@@ -55,13 +55,19 @@ def gqa_decode(
     for index, num_tokens in enumerate(seq_lens.tolist()):
         if num_tokens > 0:
             keys, values = (
-                _rows(cache, page_table[index], num_tokens).double().repeat_interleave(num_heads // num_kv_heads, 1)
+                _e4m3_or_bf16(_rows(cache, page_table[index], num_tokens))
+                .double()
+                .repeat_interleave(num_heads // num_kv_heads, 1)
                 for cache in (key_cache, value_cache)
             )
             scores = torch.einsum("hd,thd->ht", q[index].double(), keys * key_scale) * softmax_scale
             lse[index] = scores.logsumexp(-1)
             out[index] = torch.einsum("ht,thd->hd", scores.softmax(-1), values * value_scale)
     return out, lse
+
+
+def _e4m3_or_bf16(rows: torch.Tensor) -> torch.Tensor:
+    return rows.view(torch.float8_e4m3fn) if rows.dtype == torch.uint8 else rows
 
 
 def mla_rows(rows: torch.Tensor, *, layout: str, scale: float, latent_dim: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ Suffixes as there. A tile is ``BLOCK_G`` groups of ``GROUP`` weights, numbered a
 import triton
 import triton.language as tl
 
-from quantkit_kernels.bits_jit import bf16_word, load_values
+from quantkit_kernels.bits_jit import load_values
 
 # kinds of source: E4M3 codes as integers of 2**-9, E4M3 codes as values, BF16 or float32 values;
 # SCALE_STEP: columns that share a scale, those of a group or one
@@ -117,19 +117,7 @@ def _search(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _absmax(values):  # type: ignore[no-untyped-def]
-    """Quotients to round, and the bits of the scales: each step is one of float32, rounded to BF16."""
-    rounded = bf16_word(values).to(tl.float32, bitcast=True)
-    amax = tl.max(tl.abs(rounded), axis=1)
-    bits = bf16_word(tl.math.div_rn(amax, tl.full(amax.shape, 7.5, tl.float32)))
-    bits = tl.where(bits == 0, _ZERO_GROUP_SCALE << 16, bits)
-    scale = tl.broadcast_to(bits.to(tl.float32, bitcast=True)[:, None], rounded.shape)
-    quotient = bf16_word(tl.math.div_rn(rounded, scale)).to(tl.float32, bitcast=True)
-    return quotient, bits >> 16
-
-
-@triton.jit
-def quantize_kernel(  # type: ignore[no-untyped-def]
+def search_kernel(  # type: ignore[no-untyped-def]
     source_ptr,
     scale_ptr,
     num_cols,
@@ -149,7 +137,7 @@ def quantize_kernel(  # type: ignore[no-untyped-def]
     SIGNED: tl.constexpr,
     HAS_IMPORTANCE: tl.constexpr,
 ):
-    """Packed words and scales of ``BLOCK_G`` groups; no candidates means absmax."""
+    """Packed words and scales of ``BLOCK_G`` groups."""
     group = tl.program_id(0).to(tl.int64) * BLOCK_G + tl.arange(0, BLOCK_G)
     is_group = group < num_groups
     offsets = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -165,7 +153,6 @@ def quantize_kernel(  # type: ignore[no-untyped-def]
     if KIND == FP8_CODES:
         x = _load_ints(source_ptr, offsets, mask)
         inverse, bits = _search(x, scale.to(tl.float64) * (2.0**-9), levels, GROUP, CANDIDATES, SIGNED)
-        scaled = x.to(tl.float32)
     else:
         if KIND == FP8_VALUES:
             if SCALE_STEP == GROUP:
@@ -175,17 +162,12 @@ def quantize_kernel(  # type: ignore[no-untyped-def]
             scaled = _load_ints(source_ptr, offsets, mask).to(tl.float32) * (2.0**-9) * scale
         else:
             scaled = load_values(source_ptr, offsets, mask)
-        if len(CANDIDATES) == 0:
-            scaled, bits = _absmax(scaled)
-            inverse = tl.full(bits.shape, 1.0, tl.float32)
-        else:
-            amax = tl.max(tl.abs(scaled), axis=1).to(tl.float64)
-            divisor = tl.where(amax == 0.0, 1.0, amax)
-            ratio = scaled.to(tl.float64) * 65536.0 / divisor[:, None]
-            x = ((ratio + _ROUND_F64) - _ROUND_F64).to(tl.int32)
-            inverse, bits = _search(x, amax * (2.0**-16), levels, GROUP, CANDIDATES, SIGNED)
-            scaled = x.to(tl.float32)
-    code = _round_codes(scaled, inverse[:, None]).to(tl.int32) + 8
+        amax = tl.max(tl.abs(scaled), axis=1).to(tl.float64)
+        divisor = tl.where(amax == 0.0, 1.0, amax)
+        ratio = scaled.to(tl.float64) * 65536.0 / divisor[:, None]
+        x = ((ratio + _ROUND_F64) - _ROUND_F64).to(tl.int32)
+        inverse, bits = _search(x, amax * (2.0**-16), levels, GROUP, CANDIDATES, SIGNED)
+    code = _round_codes(x.to(tl.float32), inverse[:, None]).to(tl.int32) + 8
     shift = 4 * tl.arange(0, 8)
     # a sum of bits that do not meet; it wraps into the sign
     words = tl.sum(tl.reshape(code, (BLOCK_G, GROUP // 8, 8)) << shift[None, None, :], axis=2)

@@ -41,7 +41,11 @@ def lanes(monkeypatch):
     monkeypatch.setattr(staging, "Lane", Watched)
     if not HAS_GPU:
         monkeypatch.setattr(staging, "count_gpus", lambda: 2)
-        for tile in ("TILE", "ABSMAX_TILE", "ERROR_GROUPS"):  # few large steps, not many small ones
+        for tile in (
+            "WEIGHTS_PER_PROGRAM",
+            "ABSMAX_WEIGHTS",
+            "ERROR_GROUPS",
+        ):  # few large steps, not many small ones
             monkeypatch.setattr(requantize, tile, 1 << 15)
     return made
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 def large_steps(device, monkeypatch):
     """The interpreter takes few large steps faster than many small ones; several programs are left."""
     if device == "cpu":
-        monkeypatch.setattr(requantize, "TILE", 4096)
+        monkeypatch.setattr(requantize, "WEIGHTS_PER_PROGRAM", 4096)
 
 
 def fp8_weight(rng, shape, block):
@@ -102,6 +102,21 @@ def test_what_is_not_aligned_to_words_gives_the_same_bytes(device):
     values_RC = fp8.dequantize(codes_RC, scale_BB, block=(128, 128))
     source = Source(array, torch.from_numpy(scale_BB).to(device))
     check(source, values_RC, None, device, group_size=32, scales="absmax", signed=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_absmax_rounds_to_bf16_once(dtype, device):
+    """Values around the middle of two BF16; FP8 whose groups have several scales, of rows from within a block on."""
+    rng = np.random.default_rng(11)
+    if dtype == torch.uint8:
+        codes_RC, scale_BB = fp8_weight(rng, (9, 256), (4, 32))
+        values_RC = fp8.dequantize(codes_RC[3:], scale_BB, block=(4, 32), row_offset=3)
+        source = Source(torch.from_numpy(codes_RC[3:]).to(device), torch.from_numpy(scale_BB).to(device), (4, 32), 3)
+    else:
+        middle = rng.integers(0x3000, 0x4800, (6, 256)).astype(np.uint32) << 16 | 0x8000
+        values_RC = (middle + rng.integers(-1, 2, middle.shape).astype(np.uint32)).view(np.float32)
+        source = Source(torch.from_numpy(values_RC).to(device))
+    check(source, values_RC, None, device, group_size=128, scales="absmax", signed=False)
 
 
 def test_a_later_row_finds_its_block(device):

@@ -55,6 +55,6 @@ def test_the_main_loop_keeps_up_with_memory(block_n, block_m, group_size, tmp_pa
 
 
 @pytest.mark.parametrize("group_size", [32, 128])
-def test_words_as_stored_take_a_quarter_more(group_size, tmp_path):
+def test_words_as_stored_take_half_more(group_size, tmp_path):
     compiled = compile_gemm(tmp_path, group_size=group_size, block_n=128, block_m=16, is_repacked=False)
     assert len(compiled.loop) * 32 * 4 / (128 * 128) <= MOST_AS_STORED

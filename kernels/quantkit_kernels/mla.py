@@ -15,7 +15,8 @@ Per token and sequence, for all heads that one program holds (latent 512, rope 6
 At the floor of flat576 eight heads are 199 TFLOP/s (a third in FP16): bytes decide. Heads beyond those of a program
 read the rows again, from L2. A split writes 4 * 512 bytes a head, and the merge reads them.
 
-Shapes: ``B`` sequences, ``H`` heads. A query's columns below 2**-17 of the largest of its head lose precision in FP8.
+Shapes: ``B`` sequences, ``H`` heads. A query's columns are exact in FP8 down to 2**-10 of the largest of
+its head, and off by 2**-18 of that below.
 """
 
 import torch

@@ -51,7 +51,7 @@ from quantkit_kernels.fp8_kv_rows import (
     rows_of,
 )
 from quantkit_kernels.kv_layout import SCALE_COLS, Layout, check_row_scale, row_bytes
-from quantkit_kernels.launch import launches
+from quantkit_kernels.launch import check_runs, launches
 
 FLOOR = 1e-4
 BLOCK_T = 8  # tokens of a program: 8 columns of 128 a thread, 16 bytes read and 8 written
@@ -89,6 +89,7 @@ def quantize_kv_mla(
     check_row_scale(layout, scale)
     factor, is_power = factor_of("scale", scale)
     if len(slots):
+        check_runs(slots)
         store_mla_kernel[(triton.cdiv(len(slots), BLOCK_T), latent_dim // SCALE_COLS + 1)](
             latent,
             rope,
@@ -130,6 +131,7 @@ def dequantize_kv_mla(
     latent = empty_output((len(slots), latent_dim), dtype, cache)
     rope = empty_output((len(slots), rope_dim), dtype, cache)
     if len(slots):
+        check_runs(slots)
         read_mla_kernel[(triton.cdiv(len(slots), BLOCK_T), latent_dim // SCALE_COLS + 1)](
             *_words(rows, layout),
             slots,
@@ -179,6 +181,7 @@ def quantize_kv(
         factors.append(factor_of(f"{name}_scale", scale))
     check_same_slots(rows)
     if len(slots):
+        check_runs(slots)
         store_kv_kernel[(triton.cdiv(len(slots), BLOCK_T), triton.cdiv(max(widths), SCALE_COLS), 2)](
             key,
             value,
@@ -221,6 +224,7 @@ def dequantize_kv(
     check_same_slots(rows)
     widths = [row.shape[1] for row in rows]
     if len(slots):
+        check_runs(slots)
         read_kv_kernel[(triton.cdiv(len(slots), BLOCK_T), triton.cdiv(max(widths), SCALE_COLS), 2)](
             *rows,
             slots,
@@ -249,6 +253,7 @@ def quantize_index_keys(keys: Tensor, slots: Tensor, cache: Tensor, *, scale_rul
         raise ValueError(f"an index key has {SCALE_COLS} columns, not {keys.shape[1]}")
     rows = index_rows(cache, slots)
     if len(slots):
+        check_runs(slots)
         store_index_kernel[(triton.cdiv(len(slots), BLOCK_T),)](
             keys,
             slots,
@@ -272,6 +277,7 @@ def dequantize_index_keys(cache: Tensor, slots: Tensor, *, dtype: torch.dtype = 
     rows = index_rows(cache, slots)
     keys = empty_output((len(slots), SCALE_COLS), dtype, cache)
     if len(slots):
+        check_runs(slots)
         read_index_kernel[(triton.cdiv(len(slots), BLOCK_T),)](
             rows,
             rows.view(torch.float32),

@@ -11,7 +11,7 @@ import torch
 import triton
 
 from quantkit_kernels.gemm_jit import dequantize_kernel, gemm_kernel, merge_kernel
-from quantkit_kernels.launch import IS_INTERPRETED, launches
+from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.tiles import DenseShape, GemmTile, gemm_tile
 from quantkit_kernels.tuned import gpu_of
 from quantkit_kernels.word_order import TILE_COLS, Int4Weight, check_contiguous, check_weight
@@ -40,6 +40,7 @@ def int4_gemm(
     tokens = x.reshape(-1, num_cols).to(torch.bfloat16).contiguous()
     if len(tokens) == 0 or num_rows == 0:
         return x.new_empty((*x.shape[:-1], num_rows))
+    check_runs(x)
     if len(tokens) > MAX_KERNEL_TOKENS:
         out = (tokens @ dequantize(weight, num_cols=num_cols, group_size=group_size).mT).to(x.dtype)
     else:

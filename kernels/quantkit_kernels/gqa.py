@@ -11,7 +11,7 @@ import torch
 import triton
 
 from quantkit_kernels.gqa_jit import gqa_decode_kernel
-from quantkit_kernels.launch import IS_INTERPRETED, launches
+from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.split_kv import (
     Parts,
     Tile,
@@ -60,6 +60,7 @@ def gqa_decode(
         num_splits = plan_splits(num_seqs * programs, num_blocks, num_slots(q.device, tile))
     parts = Parts((num_seqs, num_heads, width), num_splits, q.device)
     if parts.out.numel():
+        check_runs(q)
         gqa_decode_kernel[(programs, num_splits, num_seqs)](
             q,
             *(cache.view(torch.float8_e4m3fn) if cache.dtype == torch.uint8 else cache for cache in caches),

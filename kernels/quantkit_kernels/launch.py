@@ -23,6 +23,15 @@ def on_device(tensor: torch.Tensor | None) -> AbstractContextManager[Any]:
     return torch.cuda.device(tensor.device) if tensor is not None and tensor.is_cuda else nullcontext()
 
 
+def check_runs(tensor: torch.Tensor) -> None:
+    """Raise ValueError where no kernel can run on a tensor; after all other checks, which need no GPU."""
+    if not (tensor.is_cuda or IS_INTERPRETED):
+        raise ValueError(
+            f"a kernel cannot run on {tensor.device}: move the tensors to a GPU, set TRITON_INTERPRET=1 before the "
+            "import, or take the plain twin in quantkit_kernels.reference"
+        )
+
+
 def launches(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """For an op: its kernels run on the device of the first argument that is a tensor, or has one as ``array``."""
 

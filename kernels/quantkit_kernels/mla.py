@@ -23,7 +23,7 @@ import torch
 import triton
 
 from quantkit_kernels.kv_layout import SCALE_COLS, Layout, RowParts, check_row_scale, row_parts
-from quantkit_kernels.launch import IS_INTERPRETED, launches
+from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.mla_jit import mla_decode_kernel
 from quantkit_kernels.split_kv import (
     Parts,
@@ -78,6 +78,7 @@ def mla_decode(
     rope = latent if layout == "flat576" else cache.view(torch.bfloat16)
     has_scales = row.rope > row.scales
     if parts.out.numel():
+        check_runs(q)
         mla_decode_kernel[(head_tiles, num_splits, num_seqs)](
             q,
             latent,

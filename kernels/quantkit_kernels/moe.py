@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from quantkit_kernels.launch import IS_INTERPRETED, launches
+from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.moe_align import sort_by_expert
 from quantkit_kernels.moe_jit import down_kernel, gate_up_kernel, silu_kernel, sum_kernel
 from quantkit_kernels.tiles import MoeShape, MoeTile, moe_tile
@@ -53,6 +53,7 @@ def int4_moe(
             raise ValueError(f"{name} is int32 or int64 on {x.device}, not {ids.dtype} on {ids.device}")
     if x.numel() == 0:
         return torch.empty_like(x)
+    check_runs(x)
     tile = moe_tile(
         MoeShape(num_experts, width, num_cols, group_size, topk_ids.shape[1]),
         num_tokens=num_tokens,

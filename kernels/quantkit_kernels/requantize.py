@@ -16,7 +16,7 @@ import torch
 import triton
 
 from quantkit_kernels.absmax_jit import absmax_kernel
-from quantkit_kernels.launch import IS_INTERPRETED, launches
+from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.requantize_jit import FP8_CODES, FP8_VALUES, VALUES, error_kernel, row_kernel, search_kernel
 
 Scales = Literal["search", "absmax"]
@@ -109,6 +109,7 @@ def quantize(
         raise ValueError(f"importance is for the search, as contiguous int32, not {levels.dtype} for {scales}")
     if levels is not None and (levels.shape != source.array.shape[1:] or levels.device != source.array.device):
         raise ValueError(f"importance is [{source.array.shape[1]}] on {source.array.device}, not {levels.shape}")
+    check_runs(source.array)
     num_rows, num_cols = source.array.shape
     device = source.array.device
     packed = torch.empty((num_rows, num_cols // 8), dtype=torch.int32, device=device)

@@ -57,6 +57,21 @@ def test_experts_come_close_to_float64(num_tokens, group_size, is_repacked, devi
     check(tokens(num_tokens, device), weights, routing, is_repacked=is_repacked, group_size=group_size)
 
 
+def test_the_twin_is_the_sum_written_out():
+    """One product of a vector for each choice; the second token's choices are the same, and one names no expert."""
+    weights, (weight, ids) = experts("cpu"), router(3, "cpu")
+    ids[1], ids[2, 0] = 3, 9
+    x = tokens(3, "cpu").double()
+    total = torch.zeros_like(x)
+    for token, choice in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 1)]:
+        gate_up, gate_up_scale, down, down_scale = (one[ids[token, choice]] for one in weights)
+        gate, up = (twin.dequantize_int4(gate_up, gate_up_scale, group_size=32).double() @ x[token]).chunk(2)
+        hidden = gate / (1 + (-gate).exp()) * up
+        out = twin.dequantize_int4(down, down_scale, group_size=32).double() @ hidden
+        total[token] += weight[token, choice].double() * out
+    assert_close("twin", total, twin.int4_moe(x, *weights, weight, ids, group_size=32), most=2.0**-40)
+
+
 @pytest.mark.parametrize("num_tokens", [2, 20])
 def test_all_tokens_on_the_same_experts(num_tokens, device, poisoned_memory):
     weight, ids = router(num_tokens, device)

@@ -134,12 +134,15 @@ class GpuKernels:
 
 
 def _fp8_source(rows: Rows) -> "HostSource":
-    place = fp8_place(rows)
-    return rows.parts["codes"], rows.parts["scale"], place["block"], place["row_offset"]
+    from quantkit_kernels.staging import HostSource
+
+    return HostSource(rows.parts["codes"], rows.parts["scale"], **fp8_place(rows))
 
 
 def _float_source(rows: Rows) -> "HostSource":
-    return kernel_values(rows), None, (1, 1), 0
+    from quantkit_kernels.staging import HostSource
+
+    return HostSource(kernel_values(rows))
 
 
 # (source codec, layout) -> what the GPU's kernel takes of rows; a test runs every key

@@ -7,12 +7,9 @@ it empty. Suffixes: ``H`` heads, ``T`` tokens, ``C`` columns.
 import triton
 import triton.language as tl
 
-from quantkit_kernels.bits_jit import bf16_word
+from quantkit_kernels.bits_jit import e4m3_codes, to_bf16
 
 LOG_2 = tl.constexpr(0.6931471805599453)
-_MIN_NORMAL_E4M3 = tl.constexpr(121 << 23)  # float32 bits of 2**-6
-_SUBNORMAL = tl.constexpr(512.0)
-_ROUND = tl.constexpr(8388608.0)  # 2**23: added, it leaves the nearest integer in the lowest bits
 HALF = tl.constexpr("""{
 .reg .b16 lo, hi;
 mov.b32 {lo, hi}, $2;
@@ -31,25 +28,12 @@ def dot(a, b, acc, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def bf16(values):  # type: ignore[no-untyped-def]
-    """float32 to the nearest BF16, ties to even, in integers: the interpreter's cast truncates."""
-    is_nan = (values.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > 0x7F800000
-    rounded = tl.where(is_nan, 0x7FC0, bf16_word(values) >> 16)
-    return rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
-
-
-@triton.jit
 def _e4m3(values, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
-    """float32 of at most 448 to the nearest E4M3, ties to even; in integers where the interpreter's cast is off."""
-    if not INTERPRET:
+    """float32 to the nearest E4M3, ties to even, at most 448; in integers where the interpreter's cast is off."""
+    if INTERPRET:
+        return e4m3_codes(values).to(tl.float8e4nv, bitcast=True)
+    else:
         return values.to(tl.float8e4nv)
-    word = values.to(tl.int32, bitcast=True)
-    magnitude = word & 0x7FFFFFFF
-    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
-    small = magnitude.to(tl.float32, bitcast=True) * _SUBNORMAL + _ROUND
-    code = tl.where(magnitude < _MIN_NORMAL_E4M3, small.to(tl.int32, bitcast=True) & 0xFF, normal)
-    code = tl.where(magnitude > 0x7F800000, 0x7F, code | ((word >> 24) & 0x80))
-    return code.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
 
 
 @triton.jit
@@ -151,7 +135,7 @@ def store_heads(out_ptr, row_H, acc_CH, factor_H, is_head_H, column, WIDTH: tl.c
     at_CH = row_H[None, :] * WIDTH + column + tl.arange(0, acc_CH.shape[0])[:, None]
     values_CH = acc_CH * factor_H[None, :]
     if out_ptr.dtype.element_ty == tl.bfloat16:
-        values_CH = bf16(values_CH)
+        values_CH = to_bf16(values_CH)
     tl.store(out_ptr + at_CH, values_CH, mask=is_head_H[None, :])
 
 
@@ -189,6 +173,6 @@ def merge_kernel(  # type: ignore[no-untyped-def]
         total += tl.sum(weight_S, axis=0)
     total = tl.where(total == 0.0, 1.0, total)
     out_C = acc_C / total
-    tl.store(out_ptr + row * WIDTH + column_C, bf16(out_C), mask=is_column_C)
+    tl.store(out_ptr + row * WIDTH + column_C, to_bf16(out_C), mask=is_column_C)
     if tl.program_id(1) == 0:
         tl.store(lse_ptr + row, (largest + tl.log2(total)) * LOG_2)

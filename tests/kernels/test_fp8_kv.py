@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from quantkit_kernels import fp8_kv, reference
-from quantkit_kernels.fp8_kv_jit import e4m3_codes, index_offsets, row_offsets
+from quantkit_kernels.bits_jit import e4m3_codes
+from quantkit_kernels.fp8_kv_jit import index_offsets, row_offsets
 from quantkit_kernels.kv_layout import row_bytes
 from quantkit_kernels.launch import IS_INTERPRETED
 from quantkit_kernels.reference import kv_cache

@@ -10,7 +10,7 @@ import triton.language as tl
 from quantkit_kernels.bits_jit import e4m3_codes, to_bf16
 
 LOG_2 = tl.constexpr(0.6931471805599453)
-HALF = tl.constexpr("""{
+E4M3_TO_FP16 = tl.constexpr("""{
 .reg .b16 lo, hi;
 mov.b32 {lo, hi}, $2;
 cvt.rn.f16x2.e4m3x2 $0, lo;
@@ -53,7 +53,7 @@ def two_terms(values, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def half(codes_TC, is_T, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
+def e4m3_to_fp16(codes_TC, is_T, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
     """E4M3 as FP16, which is exact.
 
     The assembly has a second operand, broadcast, that it ignores: a conversion of one operand would be moved into the
@@ -63,7 +63,7 @@ def half(codes_TC, is_T, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-de
         return codes_TC.to(tl.float16)
     else:
         return tl.inline_asm_elementwise(
-            HALF,
+            E4M3_TO_FP16,
             "=r,=r,r,r",
             [codes_TC, tl.broadcast_to(is_T[:, None].to(tl.int8), codes_TC.shape)],
             dtype=tl.float16,
@@ -103,7 +103,7 @@ def add_values(acc_CH, values_TC, is_T, probability_TH, decay_H, INTERPRET: tl.c
     """``acc * decay + values^T @ probability``, in FP16 for FP8 values and else in BF16; float32 in the interpreter."""
     acc_CH = acc_CH * decay_H[None, :]
     if values_TC.dtype == tl.float8e4nv:
-        values_TC = half(values_TC, is_T, INTERPRET)
+        values_TC = e4m3_to_fp16(values_TC, is_T, INTERPRET)
     if not INTERPRET:
         probability_TH = probability_TH.to(values_TC.dtype)
     return dot(tl.trans(values_TC), probability_TH, acc_CH, INTERPRET)
@@ -130,6 +130,17 @@ def block_rows(page_row_ptr, first, end, BLOCK_T: tl.constexpr, PAGE_SIZE: tl.co
 
 
 @triton.jit
+def normalize(sums_TH, largest_H, value_scale, IS_WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What values are multiplied by at the end, and the lse; that of a split is in powers of two."""
+    sum_H = tl.sum(sums_TH, axis=0)
+    sum_H = tl.where(sum_H == 0.0, 1.0, sum_H)  # no tokens: out 0 and, by the maximum, lse -inf
+    lse_H = largest_H + tl.log2(sum_H)
+    if IS_WHOLE:
+        lse_H = lse_H * LOG_2
+    return value_scale / sum_H, lse_H
+
+
+@triton.jit
 def store_heads(out_ptr, row_H, acc_CH, factor_H, is_head_H, column, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """``acc * factor`` in rows of ``WIDTH``, from ``column`` on; rounded where the output is BF16."""
     at_CH = row_H[None, :] * WIDTH + column + tl.arange(0, acc_CH.shape[0])[:, None]
@@ -140,7 +151,7 @@ def store_heads(out_ptr, row_H, acc_CH, factor_H, is_head_H, column, WIDTH: tl.c
 
 
 @triton.jit
-def merge_kernel(  # type: ignore[no-untyped-def]
+def merge_splits_kernel(  # type: ignore[no-untyped-def]
     part_ptr,
     part_lse_ptr,
     out_ptr,

@@ -13,17 +13,16 @@ import triton
 from quantkit_kernels.gqa_jit import gqa_decode_kernel
 from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.split_kv import (
+    LOG2_E,
     Parts,
-    Tile,
     check_alignment,
     check_sequences,
     is_power_of_two,
     num_slots,
     plan_splits,
 )
+from quantkit_kernels.tiles import gqa_tile
 
-BLOCK_TOKENS = 64  # what fills a wgmma
-LOG2_E = 1.4426950408889634
 DTYPES = (torch.bfloat16, torch.float8_e4m3fn, torch.uint8)
 
 
@@ -53,10 +52,10 @@ def gqa_decode(
     num_seqs, num_heads, width = q.shape
     page_size, num_kv_heads = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
-    tile = choose_tile(group)
+    tile = gqa_tile(group)
     programs = num_kv_heads * triton.cdiv(group, tile.block_heads)
     if num_splits is None:
-        num_blocks = triton.cdiv(page_table.shape[1] * page_size, BLOCK_TOKENS)
+        num_blocks = triton.cdiv(page_table.shape[1] * page_size, tile.block_tokens)
         num_splits = plan_splits(num_seqs * programs, num_blocks, num_slots(q.device, tile))
     parts = Parts((num_seqs, num_heads, width), num_splits, q.device)
     if parts.out.numel():
@@ -77,17 +76,13 @@ def gqa_decode(
             WIDTH=width,
             PAGE_SIZE=page_size,
             BLOCK_H=tile.block_heads,
-            BLOCK_T=BLOCK_TOKENS,
+            BLOCK_T=tile.block_tokens,
             IS_WHOLE=num_splits == 1,
             INTERPRET=IS_INTERPRETED,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
     return parts.merge()
-
-
-def choose_tile(group: int) -> Tile:
-    return Tile(block_heads=8 if group <= 8 else 16, num_warps=4, num_stages=3, per_sm=2)
 
 
 def _check_caches(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:

@@ -26,18 +26,17 @@ from quantkit_kernels.kv_layout import SCALE_COLS, Layout, RowParts, check_row_s
 from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.mla_jit import mla_decode_kernel
 from quantkit_kernels.split_kv import (
+    LOG2_E,
     Parts,
-    Tile,
     check_alignment,
     check_sequences,
     is_power_of_two,
     num_slots,
     plan_splits,
 )
+from quantkit_kernels.tiles import mla_tile
 
-BLOCK_TOKENS = 64  # what fills a wgmma
 NUM_TILES = 4  # of the latent part
-LOG2_E = 1.4426950408889634
 
 
 @launches
@@ -68,10 +67,10 @@ def mla_decode(
     check_row_scale(layout, scale)
     check_alignment(q=q, cache=cache)
     page_size, row_bytes = cache.shape[1:]
-    tile = choose_tile(layout, num_heads)
+    tile = mla_tile(layout, num_heads)
     head_tiles = triton.cdiv(num_heads, tile.block_heads)
     if num_splits is None:
-        num_blocks = triton.cdiv(page_table.shape[1] * page_size, BLOCK_TOKENS)
+        num_blocks = triton.cdiv(page_table.shape[1] * page_size, tile.block_tokens)
         num_splits = plan_splits(num_seqs * head_tiles, num_blocks, num_slots(q.device, tile))
     parts = Parts((num_seqs, num_heads, latent_dim), num_splits, q.device)
     latent = cache.view(torch.bfloat16 if layout == "bf16" else torch.float8_e4m3fn)
@@ -102,22 +101,13 @@ def mla_decode(
             SCALE_START=row.scales // 4,
             PAGE_SIZE=page_size,
             BLOCK_H=tile.block_heads,
-            BLOCK_T=BLOCK_TOKENS,
+            BLOCK_T=tile.block_tokens,
             IS_WHOLE=num_splits == 1,
             INTERPRET=IS_INTERPRETED,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
     return parts.merge()
-
-
-def choose_tile(layout: Layout, num_heads: int) -> Tile:
-    """The tiles that spill nothing on sm_90; tests/kernels/test_mla_decode_compiled.py holds them to it."""
-    if layout == "bf16":
-        return Tile(block_heads=16, num_warps=4, num_stages=2, per_sm=1)
-    if layout == "flat576" and num_heads > 8:
-        return Tile(block_heads=16, num_warps=8, num_stages=2, per_sm=1)
-    return Tile(block_heads=8, num_warps=4, num_stages=2, per_sm=2)
 
 
 def _check_cache(cache: torch.Tensor, layout: Layout, latent_dim: int, rope_dim: int) -> RowParts:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import triton
 
+from quantkit_kernels.kv_layout import Layout
 from quantkit_kernels.tuned import NO_GPU, Gpu, tuned_tile
 from quantkit_kernels.word_order import TILE_COLS
 
@@ -115,3 +116,30 @@ def moe_tile(
         split_k=_splits(num_programs, shape.num_cols, gpu),
         is_sorted=is_sorted,
     )
+
+
+class AttentionTile(NamedTuple):
+    """What one program of decode works on. ``per_sm``: programs that an SM holds at once, by registers and memory."""
+
+    block_tokens: int
+    block_heads: int
+    num_warps: int
+    num_stages: int
+    per_sm: int
+
+
+BLOCK_TOKENS = 64  # what fills a wgmma
+
+
+def mla_tile(layout: Layout, num_heads: int) -> AttentionTile:
+    """The tiles that spill nothing on sm_90; tests/kernels/test_mla_decode_compiled.py holds them to it."""
+    if layout == "bf16":
+        return AttentionTile(BLOCK_TOKENS, block_heads=16, num_warps=4, num_stages=2, per_sm=1)
+    if layout == "flat576" and num_heads > 8:
+        return AttentionTile(BLOCK_TOKENS, block_heads=16, num_warps=8, num_stages=2, per_sm=1)
+    return AttentionTile(BLOCK_TOKENS, block_heads=8, num_warps=4, num_stages=2, per_sm=2)
+
+
+def gqa_tile(group: int) -> AttentionTile:
+    """``group``: heads that share one of the cache."""
+    return AttentionTile(BLOCK_TOKENS, block_heads=8 if group <= 8 else 16, num_warps=4, num_stages=3, per_sm=2)

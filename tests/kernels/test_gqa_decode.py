@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from quantkit_kernels import attention_jit
+from quantkit_kernels import attention_jit, tiles
 from quantkit_kernels import gqa as module
 from quantkit_kernels.fp8_kv import dequantize_kv, quantize_kv
 from quantkit_kernels.gqa import gqa_decode
@@ -54,7 +54,7 @@ def test_ragged_lengths_at_the_edges_of_blocks_and_pages(page_size, dtypes, devi
 @pytest.mark.parametrize("dtypes", [(BF16, BF16), (FP8, FP8)])
 def test_long_sequences_in_splits(dtypes, device, monkeypatch):
     if device == "cpu":
-        monkeypatch.setattr(module, "BLOCK_TOKENS", 256)
+        monkeypatch.setattr(tiles, "BLOCK_TOKENS", 256)
     check(*case([1025, 1027], 16, (7, 1), device, dtypes=dtypes, width=128), num_splits=2)
 
 

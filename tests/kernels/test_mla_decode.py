@@ -10,8 +10,7 @@ import math
 import pytest
 import torch
 
-from quantkit_kernels import mla as module
-from quantkit_kernels import split_kv
+from quantkit_kernels import split_kv, tiles
 from quantkit_kernels.fp8_kv import quantize_kv_mla
 from quantkit_kernels.kv_layout import row_bytes
 from quantkit_kernels.mla import mla_decode
@@ -32,7 +31,7 @@ LAYOUTS = ["bf16", "flat576", "dsa656"]
 def large_steps(device, monkeypatch):
     """The interpreter takes few large steps faster than many small ones; several blocks are left in long sequences."""
     if device == "cpu":
-        monkeypatch.setattr(module, "BLOCK_TOKENS", 256)
+        monkeypatch.setattr(tiles, "BLOCK_TOKENS", 256)
 
 
 def options(layout, *, latent=None, rope=ROPE):

@@ -2,7 +2,7 @@
 
 Bytes: 0.5 + 2 / group a weight, read once. Up to ``MAX_KERNEL_TOKENS`` the kernel decodes weights in registers, at
 about 3.0 instructions a weight (compiled for sm_90; an H200 may issue 3.6 to 3.9 at the speed of its memory), and the
-splits of the columns give every processor work. One token takes the same way: its multiplications are free on the
+splits of the columns give every SM work. One token takes the same way: its multiplications are free on the
 tensor core, and would cost the cores 2 instructions a weight. Beyond, the weight is decoded once, 2 bytes a weight
 written and read, and the library's BF16 product does the rest, which is bound by arithmetic there.
 """
@@ -10,7 +10,7 @@ written and read, and the library's BF16 product does the rest, which is bound b
 import torch
 import triton
 
-from quantkit_kernels.gemm_jit import dequantize_kernel, gemm_kernel, merge_kernel
+from quantkit_kernels.gemm_jit import dequantize_kernel, gemm_kernel, sum_splits_kernel
 from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.tiles import DenseShape, GemmTile, gemm_tile
 from quantkit_kernels.tuned import gpu_of
@@ -18,7 +18,7 @@ from quantkit_kernels.word_order import TILE_COLS, Int4Weight, check_contiguous,
 
 MAX_KERNEL_TOKENS = 128
 _DEQUANTIZE_ROWS = 64
-_MERGE_ITEMS = 1024
+_SUM_ITEMS = 1024
 
 
 @launches
@@ -79,8 +79,8 @@ def run_gemm(
         num_stages=tile.num_stages,
     )
     if has_parts:
-        merge_kernel[(triton.cdiv(out.numel(), _MERGE_ITEMS),)](
-            parts, out, out.numel(), SPLIT_K=tile.split_k, BLOCK=_MERGE_ITEMS, INTERPRET=IS_INTERPRETED
+        sum_splits_kernel[(triton.cdiv(out.numel(), _SUM_ITEMS),)](
+            parts, out, out.numel(), SPLIT_K=tile.split_k, BLOCK=_SUM_ITEMS, INTERPRET=IS_INTERPRETED
         )
     return out
 

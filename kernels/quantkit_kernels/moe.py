@@ -3,7 +3,7 @@
 Bytes: every expert that is chosen is read once, 0.5 + 2 / group a weight; activations are a few percent of that up to
 64 tokens. GLM-5.2 at TP8 in groups of 32: 2.65 MB an expert, so 5 us for one token and 137 us for 64 at 4.3 TB/s. One
 to four tokens are not sorted: each pair of token and expert is a block of its own, and the columns of gate and up are
-split, so that eight experts give every processor work. Nothing waits for the GPU, and no sum depends on its timing.
+split, so that eight experts give every SM work. Nothing waits for the GPU, and no sum depends on its timing.
 """
 
 from typing import NamedTuple

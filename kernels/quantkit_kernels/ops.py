@@ -1,6 +1,6 @@
 """The products as operators of torch: seen as one by torch.compile, and recorded by CUDA graphs.
 
-A tensor on a GPU goes to the kernels (in Triton's interpreter every one), on the processor to the plain twin.
+A tensor on a GPU goes to the kernels (in Triton's interpreter every one), on a CPU to the plain twin.
 """
 
 import torch

@@ -28,7 +28,7 @@ def test_int4_words_become_weights_in_the_order_of_their_nibbles():
     pairs = np.arange(1 << 16, dtype=np.uint32)  # the low and the high half of a word
     words = np.concatenate([words, pairs, pairs << 16])
     scale = bf16(rng.standard_normal(len(words)) * np.exp2(rng.uniform(-20, 20, len(words))))
-    outputs = run_block(int4_decode_jit._ASM.value, 8, words, scale)
+    outputs = run_block(int4_decode_jit.DECODE_WORD.value, 8, words, scale)
     got = np.stack([one.astype(np.uint16) for one in outputs], axis=1)
     # output 2 j + h is nibble j of half h
     nibble = np.array([j + 4 * h for j in range(4) for h in range(2)], np.uint32)

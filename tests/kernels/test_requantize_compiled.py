@@ -86,7 +86,7 @@ def test_errors_fit_into_registers(group_size, tmp_path):
 
 
 def test_the_check_sees_what_is_fused(tmp_path):
-    """Without the option this kernel fuses: it would give other bytes than the processor."""
+    """Without the option this kernel fuses: it would give other bytes than the CPU."""
     constants = {"KIND": FP8_VALUES.value, "SCALE_STEP": 32, "GROUP": 32, "BLOCK_G": requantize.ERROR_GROUPS}
     signature = SOURCE | INT4 | {"sums_ptr": "*fp64", "num_groups": "i32"}
     options = requantize.OPTIONS | {"enable_fp_fusion": True}

@@ -64,7 +64,7 @@ def copy_bandwidth() -> float:
 
 
 def clock_text() -> str:
-    """The clock of the processors, as nvidia-smi sees it while a copy runs."""
+    """The clock of the SMs, as nvidia-smi sees it while a copy runs."""
     busy = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     for _ in range(200):
         busy.copy_(busy.flip(0))

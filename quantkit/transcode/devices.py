@@ -1,4 +1,4 @@
-"""What a conversion computes with: the processor, or GPUs that take turns. Same bytes.
+"""What a conversion computes with: the CPU, or GPUs that take turns. Same bytes.
 
 A worker's thread keeps to one GPU, with a stream and pinned buffers of its own: while one thread copies, another
 computes and a third writes.
@@ -93,7 +93,7 @@ class Gpus:
     _own: threading.local = field(default_factory=threading.local)
 
     def kernels_for(self, weight: Weight, layout: Layout) -> RowKernels:
-        """What has no kernel on a GPU is done by the processor."""
+        """What has no kernel on a GPU is done by the CPU."""
         source_of = ON_GPU.get((weight.codec.name, layout.name))
         if source_of is None:
             return kernels_for(weight, layout)

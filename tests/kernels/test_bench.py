@@ -13,8 +13,7 @@ from quantkit_kernels.reference import int4_gemm, int4_moe, quantize_kv_mla
 from quantkit_kernels.reference.int4 import dequantize_int4
 from quantkit_kernels.requantize import Source, quantize
 from tests.kernels.compare import assert_close, relative_mean
-from tests.kernels.test_int4_moe import experts, router, tokens
-from tests.kernels.test_repack import random_int4
+from tests.kernels.int4_weights import experts, random_int4, router, tokens
 
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ from quantkit_kernels.tiles import LEAST_TOKENS, DenseShape, GemmTile, gemm_tile
 from quantkit_kernels.tuned import Gpu
 from quantkit_kernels.word_order import Int4Weight, repack
 from tests.kernels.compare import assert_close
-from tests.kernels.test_repack import random_int4
+from tests.kernels.int4_weights import random_int4
 
 pytestmark = pytest.mark.gpu
 # the weight and the output are rounded to BF16 once each, by at most 2**-9 of themselves

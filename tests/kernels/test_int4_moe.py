@@ -7,36 +7,13 @@ from quantkit_kernels.moe import Router, int4_moe, run_moe
 from quantkit_kernels.moe_align import sort_by_expert
 from quantkit_kernels.reference import int4 as twin
 from quantkit_kernels.tiles import LEAST_TOKENS, MoeShape, MoeTile, moe_tile
-from quantkit_kernels.word_order import Int4Weight, repack
+from quantkit_kernels.word_order import Int4Weight
 from tests.kernels.compare import assert_close
-from tests.kernels.test_repack import random_int4
+from tests.kernels.int4_weights import COLS, experts, repacked, router, tokens
 
 pytestmark = pytest.mark.gpu
 # weights, hidden values, outputs of experts and the sum: each is rounded to BF16 once, by at most 2**-9 of itself
 BOUND = 2.0**-7
-EXPERTS, COLS, WIDTH, TOP_K = 4, 256, 64, 2
-
-
-def experts(device, *, group_size=32, num_experts=EXPERTS, num_cols=COLS, width=WIDTH):
-    gate_up = random_int4((num_experts, 2 * width, num_cols), group_size, device, seed=1)
-    down = random_int4((num_experts, num_cols, width), group_size, device, seed=2)
-    for _, scale in (gate_up, down):
-        scale.mul_(0.03)  # hidden values stay where SiLU bends
-    return (*gate_up, *down)
-
-
-def repacked(weights, group_size=32):
-    return (*repack(*weights[:2], group_size=group_size), *repack(*weights[2:], group_size=group_size))
-
-
-def tokens(num_tokens, device, *, num_cols=COLS, dtype=torch.bfloat16):
-    return torch.randn((num_tokens, num_cols), generator=torch.Generator().manual_seed(3)).to(dtype).to(device)
-
-
-def router(num_tokens, device, *, num_experts=EXPERTS, top_k=TOP_K, seed=4):
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.rand((num_tokens, num_experts), generator=generator).topk(top_k).indices.to(torch.int32)
-    return torch.rand((num_tokens, top_k), generator=generator).to(device), ids.to(device)
 
 
 def check(x, weights, routing, *, is_repacked=True, group_size=32, expert_map=None, most=BOUND):

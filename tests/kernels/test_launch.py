@@ -91,7 +91,7 @@ def is_op(name):
 def test_a_product_on_the_second_gpu():
     from quantkit_kernels import int4_gemm, reference
     from tests.kernels.compare import assert_close
-    from tests.kernels.test_repack import random_int4
+    from tests.kernels.int4_weights import random_int4
 
     weight = random_int4((96, 256), 32, "cuda:1")
     x = torch.randn((3, 256), device="cuda:1").to(torch.bfloat16)

@@ -7,8 +7,7 @@ from quantkit_kernels import ops, reference
 from quantkit_kernels.modules import Int4Experts, Int4Linear
 from quantkit_kernels.ops import int4_experts, int4_linear
 from tests.kernels.compare import assert_close
-from tests.kernels.test_int4_moe import experts, router, tokens
-from tests.kernels.test_repack import random_int4
+from tests.kernels.int4_weights import experts, random_int4, router, tokens
 
 pytestmark = pytest.mark.gpu
 GROUP = 32

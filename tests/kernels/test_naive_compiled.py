@@ -13,7 +13,7 @@ FEWEST, MOST = 18, 24  # with Triton 3.9: 17.8, 22.4 and 24.3
 
 def check(compiled, block_n, block_k):
     assert compiled.stack_bytes == 0
-    assert FEWEST <= round(len(compiled.loop) * 32 * 4 / (block_n * block_k)) <= MOST
+    assert FEWEST <= round(compiled.per_weight(block_n * block_k)) <= MOST
 
 
 def test_the_usual_product(tmp_path):

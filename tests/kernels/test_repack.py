@@ -4,15 +4,9 @@ import pytest
 import torch
 
 from quantkit_kernels.word_order import repack, unrepack
+from tests.kernels.int4_weights import random_int4
 
 pytestmark = pytest.mark.gpu
-
-
-def random_int4(shape, group_size, device, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    packed = torch.randint(-(2**31), 2**31, (*shape[:-1], shape[-1] // 8), generator=generator).to(torch.int32)
-    scale = torch.randn((*shape[:-1], shape[-1] // group_size), generator=generator).to(torch.bfloat16)
-    return packed.to(device), scale.to(device)
 
 
 def code(words, row, col):

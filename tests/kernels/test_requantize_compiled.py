@@ -69,8 +69,8 @@ def test_absmax_keeps_up_with_memory(is_fp8, group_size, tmp_path):
     compiled = compile_kernel(kernel, signature, constants, tmp_path, **requantize.ABSMAX_OPTIONS)
     assert compiled.stack_bytes == 0
     assert compiled.num_fused == compiled.ptx.count("fma.rn.bf16x2")  # those of the assembly, on purpose
-    num_threads = 32 * requantize.ABSMAX_OPTIONS["num_warps"]
-    assert len(compiled.loop) * num_threads / requantize.ABSMAX_WEIGHTS <= MOST_PER_WEIGHT[is_fp8]
+    per_weight = compiled.per_weight(requantize.ABSMAX_WEIGHTS, requantize.ABSMAX_OPTIONS["num_warps"])
+    assert per_weight <= MOST_PER_WEIGHT[is_fp8]
 
 
 @pytest.mark.parametrize("group_size", [32, 128])

@@ -19,7 +19,7 @@ from quantkit_kernels.tiles import DenseShape, GemmTile, MoeShape, MoeTile, gemm
 from quantkit_kernels.tuned import NO_GPU, Gpu
 from quantkit_kernels.word_order import repack
 from tests.kernels.compare import assert_close
-from tests.kernels.test_repack import random_int4
+from tests.kernels.int4_weights import random_int4
 
 pytestmark = pytest.mark.gpu
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts"

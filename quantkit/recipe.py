@@ -15,12 +15,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 
 from quantkit.errors import RecipeError
 from quantkit.families import FAMILIES, NEVER_QUANTIZED, Role
+from quantkit.numerics.scale_choice import ScaleChoice
 from quantkit.patterns import is_matched
 from quantkit.recipe_files import read_recipe_document, recipe_paths, recipes_directory
 
 Action = Literal["int4", "keep"]
 GroupSize = Literal[32, 64, 128]
-ScaleChoice = Literal["search", "absmax"]
 Engine = Literal["sglang", "vllm"]
 Rest = Literal["bf16", "fp8"]
 Mtp = Literal["int4", "bf16", "fp8", "drop"]

@@ -1,9 +1,10 @@
 #!/usr/bin/env python
 """Times the kernels on a GPU: microseconds, bytes, share of the measured copy bandwidth, ratios to other ways.
 
-Every figure is the median of five replays of a CUDA graph of twenty calls, over weights of at least 300 MB in turns and
-fresh random routing for each call, so that nothing is read from the cache that a server would not find there. Shapes
-are those of GLM-5.2 and Kimi-K2 on eight GPUs. ``--once`` runs every case of small shapes once and times nothing.
+Every figure is the median of five replays of a CUDA graph of twenty calls. Products and decode go over weights or rows
+of at least 300 MB in turns, with fresh random routing for each call, so that nothing is read from the cache that a
+server would not find there; what is stored or requantized is the same in each call. Shapes are those of GLM-5.2 and
+Kimi-K2 on eight GPUs. ``--once`` runs every case of small shapes once and times nothing.
 
     scripts/bench_kernels.py [--only dense,moe,store,mla,requantize] [--tokens 1,2,4] [--once]
 """
@@ -29,7 +30,7 @@ KINDS = ("dense", "moe", "store", "mla", "requantize")
 
 @dataclass(frozen=True)
 class Timed:
-    """``microseconds`` a call; ``bytes_per_call`` is what has to be read and written at least."""
+    """``microseconds`` a call, of the kernel and of the other ways."""
 
     case: Case
     microseconds: float
@@ -63,7 +64,7 @@ def copy_bandwidth() -> float:
 
 
 def clock_text() -> str:
-    """The clock of the processors, as nvidia-smi sees it while a copy runs."""
+    """The clock of the SMs, as nvidia-smi sees it while a copy runs."""
     busy = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     for _ in range(200):
         busy.copy_(busy.flip(0))

@@ -10,6 +10,7 @@ from torch.nn.functional import silu
 
 from quantkit_kernels.gemm import dequantize
 from quantkit_kernels.requantize import Int4, Source
+from quantkit_kernels.word_order import Int4Weight
 
 Weight = tuple[Tensor, Tensor]  # words [E, R, C / 8] and scales [E, R, G] of a checkpoint
 _grouped_mm = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm  # public from torch 2.10 on
@@ -19,8 +20,8 @@ def decode_experts(weight: Weight, group_size: int) -> Tensor:
     """BF16 [E, R, C]."""
     words, scale = weight
     num_experts, num_rows, num_words = words.shape
-    flat = (words.flatten(0, 1), scale.flatten(0, 1))
-    decoded = dequantize(*flat, num_cols=num_words * 8, group_size=group_size)
+    flat = Int4Weight(words.flatten(0, 1), scale.flatten(0, 1))
+    decoded = dequantize(flat, num_cols=num_words * 8, group_size=group_size)
     return decoded.reshape(num_experts, num_rows, -1)
 
 

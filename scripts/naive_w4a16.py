@@ -2,7 +2,7 @@
 
 Tokens on the rows of the dot, one byte pointer for each code, a shift by its parity, a scale pointer for each weight,
 and float32 arithmetic: compiled for sm_90 some 18 to 24 instructions a weight, where an H200 has room for fewer than 4
-at the speed of memory. Blocks of experts are those that SGLang and vLLM take where they have no tuned file.
+at the speed of memory. Blocks of experts are the generic default where nothing was tuned.
 """
 
 import torch

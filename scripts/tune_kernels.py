@@ -6,7 +6,7 @@ from the computed one on (tune_search.py). Each is written when it is found, so 
 goes on: what the file has not comes first, what it has is searched again from there. Commit the file with the figures
 of bench_kernels.py beside it. Nothing is ever tuned in a request.
 
-    scripts/tune_kernels.py [--budget 540] [--only moe,16384x8192] [--tokens 1,2,4] [-o FILE]
+    scripts/tune_kernels.py [--budget 540] [--only moe,16384x8192x32] [--tokens 1,2,4] [-o FILE]
 
 ``--tokens`` from 1 on: a tile holds for fewer tokens too, where a table has none for these.
 """
@@ -34,9 +34,9 @@ from tune_search import Knobs, as_far_as_turned, descend, gemm_knobs, moe_knobs
 
 from quantkit_kernels import repack
 from quantkit_kernels.gemm import MAX_KERNEL_TOKENS, run_gemm
-from quantkit_kernels.moe import run_moe
-from quantkit_kernels.tiles import GemmTile, MoeTile, gemm_tile, moe_tile
-from quantkit_kernels.tuned import file_of
+from quantkit_kernels.moe import Router, run_moe
+from quantkit_kernels.tiles import DenseShape, GemmTile, MoeShape, MoeTile, gemm_tile, moe_tile
+from quantkit_kernels.tuned import Gpu, file_of, gpu_of
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 Document = dict[str, Any]  # that of tuned.py
@@ -45,10 +45,10 @@ Call = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Shape:
-    """Rows and columns of ``dense``; number of experts, width and columns of ``moe``."""
+    """What a table of tiles names: a ``dense`` weight, or experts (``moe``)."""
 
     kind: str
-    sizes: tuple[int, ...]
+    sizes: DenseShape | MoeShape
 
     @property
     def name(self) -> str:
@@ -66,8 +66,14 @@ class Work:
 
 
 def shapes_of(sizes: Sizes) -> list[Shape]:
-    experts = ((number, width, num_cols) for _, number, num_cols, width in sizes.moe)
-    return [*(Shape("dense", one) for one in sizes.dense), *(Shape("moe", one) for one in experts)]
+    dense = (DenseShape(num_rows, num_cols, GROUP) for num_rows, num_cols in sizes.dense)
+    experts = (MoeShape(number, width, cols, GROUP, min(8, number)) for _, number, cols, width in sizes.moe)
+    return [*(Shape("dense", one) for one in dense), *(Shape("moe", one) for one in experts)]
+
+
+def without_table(device: str) -> Gpu:
+    """This GPU without its table: what is computed for it."""
+    return gpu_of(torch.device(device))._replace(name="")
 
 
 def sets_of(num_weights: int, sizes: Sizes) -> int:
@@ -76,22 +82,22 @@ def sets_of(num_weights: int, sizes: Sizes) -> int:
     return max(1, num_sets)
 
 
-def dense_work(shape: Shape, tokens: list[int], sizes: Sizes, device: str) -> Iterator[Work]:
-    num_rows, num_cols = shape.sizes
+def dense_work(shape: DenseShape, tokens: list[int], sizes: Sizes, device: str) -> Iterator[Work]:
+    num_rows, num_cols, _ = shape
     num_sets = sets_of(num_rows * num_cols, sizes)
     weights = [repack(*random_int4((num_rows, num_cols), device), group_size=GROUP) for _ in range(num_sets)]
     for num_tokens in (one for one in tokens if one <= MAX_KERNEL_TOKENS):
         x = torch.randn((num_tokens, num_cols), device=device).to(torch.bfloat16)
-        computed = gemm_tile(num_tokens=num_tokens, num_rows=num_rows, num_cols=num_cols)
+        computed = gemm_tile(shape, num_tokens=num_tokens, gpu=without_table(device))
 
         def call_of(tile: GemmTile, x: torch.Tensor = x) -> Call:
-            return lambda i: run_gemm(x, *weights[i % num_sets], group_size=GROUP, tile=tile)
+            return lambda i: run_gemm(x, weights[i % num_sets], group_size=GROUP, tile=tile)
 
         yield Work(num_tokens, computed, gemm_knobs(computed), call_of)
 
 
-def moe_work(shape: Shape, tokens: list[int], sizes: Sizes, device: str) -> Iterator[Work]:
-    num_experts, width, num_cols = shape.sizes
+def moe_work(shape: MoeShape, tokens: list[int], sizes: Sizes, device: str) -> Iterator[Work]:
+    num_experts, width, num_cols, _, top_k = shape
     layers = [
         (
             repack(*random_int4((num_experts, 2 * width, num_cols), device), group_size=GROUP),
@@ -101,19 +107,12 @@ def moe_work(shape: Shape, tokens: list[int], sizes: Sizes, device: str) -> Iter
     ]
     for num_tokens in tokens:
         x = torch.randn((num_tokens, num_cols), device=device).to(torch.bfloat16)
-        chances = torch.rand((CALLS, num_tokens, num_experts), device=device).topk(min(8, num_experts), dim=-1)
-        routers = [(*one, None) for one in zip(chances.values, chances.indices, strict=True)]
-        top_k = chances.indices.shape[-1]
-        computed = moe_tile(num_tokens=num_tokens, top_k=top_k, experts=(num_experts, width, num_cols))
+        chances = torch.rand((CALLS, num_tokens, num_experts), device=device).topk(top_k, dim=-1)
+        routers = [Router(*one) for one in zip(chances.values, chances.indices, strict=True)]
+        computed = moe_tile(shape, num_tokens=num_tokens, gpu=without_table(device))
 
         def call_of(tile: MoeTile, x: torch.Tensor = x, routers: Any = routers) -> Call:
-            out = torch.empty_like(x)
-
-            def call(i: int) -> None:
-                gate_up, down = layers[i % len(layers)]
-                run_moe(out, x, gate_up, down, routers[i % CALLS], tile=tile, group_size=GROUP)
-
-            return call
+            return lambda i: run_moe(x, *layers[i % len(layers)], routers[i % CALLS], tile=tile, group_size=GROUP)
 
         yield Work(num_tokens, computed, moe_knobs(computed, num_tokens), call_of)
 
@@ -140,9 +139,13 @@ def works_of(
     for is_known in (False, True):
         for shape in shapes:
             chosen = sorted(one for one in tokens if ((shape, one) in known) == is_known)
-            works = dense_work if shape.kind == "dense" else moe_work
-            if chosen:
-                yield from ((shape, work) for work in works(shape, chosen, sizes, device))
+            if not chosen:
+                continue
+            if isinstance(shape.sizes, DenseShape):
+                works = dense_work(shape.sizes, chosen, sizes, device)
+            else:
+                works = moe_work(shape.sizes, chosen, sizes, device)
+            yield from ((shape, work) for work in works)
 
 
 def tune(

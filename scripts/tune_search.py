@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from quantkit_kernels.launch import LEAST_TOKENS
-from quantkit_kernels.tiles import GemmTile, MoeTile
+from quantkit_kernels.tiles import LEAST_TOKENS, GemmTile, MoeTile
 
 GAIN = 0.99  # of a time: what differs less is noise
 MOST_TOKENS_UNSORTED = 8  # up to which a block for each pair of token and expert may be faster than sorting

@@ -14,15 +14,12 @@ Suffixes: ``G`` groups of a row, ``W`` words of eight weights in a group, ``8`` 
 import triton
 import triton.language as tl
 
-from quantkit_kernels.bits_jit import bf16_word, widen_bf16
-from quantkit_kernels.fp8_kv_jit import e4m3_values
+from quantkit_kernels.bits_jit import ZERO_GROUP_SCALE, bf16_word, e4m3_values, round_even, widen_bf16
 
-_ZERO_GROUP_SCALE = tl.constexpr(0x3C00)  # BF16 2**-7
 _LEAST_SCALE = tl.constexpr(0x0080)  # the smallest normal BF16: what is below it may have no finite reciprocal
 _LIFT = tl.constexpr(2.0**24)  # makes it normal, and what it divides too
-_SEVENTH = tl.constexpr(1.0 / 7.5)
+_INVERSE_7_5 = tl.constexpr(1.0 / 7.5)
 _ONES, _LIFTS = tl.constexpr(0x3F803F80), tl.constexpr(0x4B804B80)  # 1 and 2**24, two BF16 each
-_ROUND = tl.constexpr(1.5 * 2**23)  # added and taken away again, it rounds to an integer, ties to even
 
 
 def _block(declared: str, *lines: str) -> str:
@@ -116,7 +113,7 @@ def _write_words(values_GW8, lift_GW, inverse_GW):  # type: ignore[no-untyped-de
     """What the assembly writes, for the interpreter."""
     lifted = values_GW8 * tl.where(lift_GW == _ONES, 1.0, _LIFT)[:, :, None]
     quotient = bf16_word(lifted * inverse_GW[:, :, None]).to(tl.float32, bitcast=True)
-    code = ((tl.minimum(tl.maximum(quotient, -8.0), 7.0) + _ROUND) - _ROUND).to(tl.int32) + 8
+    code = round_even(tl.minimum(tl.maximum(quotient, -8.0), 7.0)).to(tl.int32) + 8
     # a sum of bits that do not meet; it wraps into the sign
     return tl.sum(code << (4 * tl.arange(0, 8)[None, None, :]), axis=2)
 
@@ -125,8 +122,8 @@ def _write_words(values_GW8, lift_GW, inverse_GW):  # type: ignore[no-untyped-de
 def _scale_of(largest_G):  # type: ignore[no-untyped-def]
     """BF16 bits of ``amax / 7.5`` from those of ``amax``; what to lift the group by, and the reciprocal after that."""
     amax = (largest_G << 16).to(tl.float32, bitcast=True)
-    bits = bf16_word(amax * _SEVENTH) >> 16
-    bits = tl.where(bits == 0, _ZERO_GROUP_SCALE, bits)
+    bits = bf16_word(amax * _INVERSE_7_5) >> 16
+    bits = tl.where(bits == 0, ZERO_GROUP_SCALE, bits)
     scale = (bits << 16).to(tl.float32, bitcast=True)
     is_tiny = bits < _LEAST_SCALE
     inverse = 1.0 / tl.where(is_tiny, scale * _LIFT, scale)

@@ -7,13 +7,10 @@ it empty. Suffixes: ``H`` heads, ``T`` tokens, ``C`` columns.
 import triton
 import triton.language as tl
 
-from quantkit_kernels.bits_jit import bf16_word
+from quantkit_kernels.bits_jit import e4m3_codes, to_bf16
 
 LOG_2 = tl.constexpr(0.6931471805599453)
-_MIN_NORMAL_E4M3 = tl.constexpr(121 << 23)  # float32 bits of 2**-6
-_SUBNORMAL = tl.constexpr(512.0)
-_ROUND = tl.constexpr(8388608.0)  # 2**23: added, it leaves the nearest integer in the lowest bits
-HALF = tl.constexpr("""{
+E4M3_TO_FP16 = tl.constexpr("""{
 .reg .b16 lo, hi;
 mov.b32 {lo, hi}, $2;
 cvt.rn.f16x2.e4m3x2 $0, lo;
@@ -31,25 +28,12 @@ def dot(a, b, acc, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def bf16(values):  # type: ignore[no-untyped-def]
-    """float32 to the nearest BF16, ties to even, in integers: the interpreter's cast truncates."""
-    is_nan = (values.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > 0x7F800000
-    rounded = tl.where(is_nan, 0x7FC0, bf16_word(values) >> 16)
-    return rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
-
-
-@triton.jit
 def _e4m3(values, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
-    """float32 of at most 448 to the nearest E4M3, ties to even; in integers where the interpreter's cast is off."""
-    if not INTERPRET:
+    """float32 to the nearest E4M3, ties to even, at most 448; in integers where the interpreter's cast is off."""
+    if INTERPRET:
+        return e4m3_codes(values).to(tl.float8e4nv, bitcast=True)
+    else:
         return values.to(tl.float8e4nv)
-    word = values.to(tl.int32, bitcast=True)
-    magnitude = word & 0x7FFFFFFF
-    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
-    small = magnitude.to(tl.float32, bitcast=True) * _SUBNORMAL + _ROUND
-    code = tl.where(magnitude < _MIN_NORMAL_E4M3, small.to(tl.int32, bitcast=True) & 0xFF, normal)
-    code = tl.where(magnitude > 0x7F800000, 0x7F, code | ((word >> 24) & 0x80))
-    return code.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
 
 
 @triton.jit
@@ -69,7 +53,7 @@ def two_terms(values, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def half(codes_TC, is_T, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
+def e4m3_to_fp16(codes_TC, is_T, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
     """E4M3 as FP16, which is exact.
 
     The assembly has a second operand, broadcast, that it ignores: a conversion of one operand would be moved into the
@@ -79,7 +63,7 @@ def half(codes_TC, is_T, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-de
         return codes_TC.to(tl.float16)
     else:
         return tl.inline_asm_elementwise(
-            HALF,
+            E4M3_TO_FP16,
             "=r,=r,r,r",
             [codes_TC, tl.broadcast_to(is_T[:, None].to(tl.int8), codes_TC.shape)],
             dtype=tl.float16,
@@ -119,7 +103,7 @@ def add_values(acc_CH, values_TC, is_T, probability_TH, decay_H, INTERPRET: tl.c
     """``acc * decay + values^T @ probability``, in FP16 for FP8 values and else in BF16; float32 in the interpreter."""
     acc_CH = acc_CH * decay_H[None, :]
     if values_TC.dtype == tl.float8e4nv:
-        values_TC = half(values_TC, is_T, INTERPRET)
+        values_TC = e4m3_to_fp16(values_TC, is_T, INTERPRET)
     if not INTERPRET:
         probability_TH = probability_TH.to(values_TC.dtype)
     return dot(tl.trans(values_TC), probability_TH, acc_CH, INTERPRET)
@@ -146,17 +130,28 @@ def block_rows(page_row_ptr, first, end, BLOCK_T: tl.constexpr, PAGE_SIZE: tl.co
 
 
 @triton.jit
+def normalize(sums_TH, largest_H, value_scale, IS_WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What values are multiplied by at the end, and the lse; that of a split is in powers of two."""
+    sum_H = tl.sum(sums_TH, axis=0)
+    sum_H = tl.where(sum_H == 0.0, 1.0, sum_H)  # no tokens: out 0 and, by the maximum, lse -inf
+    lse_H = largest_H + tl.log2(sum_H)
+    if IS_WHOLE:
+        lse_H = lse_H * LOG_2
+    return value_scale / sum_H, lse_H
+
+
+@triton.jit
 def store_heads(out_ptr, row_H, acc_CH, factor_H, is_head_H, column, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """``acc * factor`` in rows of ``WIDTH``, from ``column`` on; rounded where the output is BF16."""
     at_CH = row_H[None, :] * WIDTH + column + tl.arange(0, acc_CH.shape[0])[:, None]
     values_CH = acc_CH * factor_H[None, :]
     if out_ptr.dtype.element_ty == tl.bfloat16:
-        values_CH = bf16(values_CH)
+        values_CH = to_bf16(values_CH)
     tl.store(out_ptr + at_CH, values_CH, mask=is_head_H[None, :])
 
 
 @triton.jit
-def merge_kernel(  # type: ignore[no-untyped-def]
+def merge_splits_kernel(  # type: ignore[no-untyped-def]
     part_ptr,
     part_lse_ptr,
     out_ptr,
@@ -189,6 +184,6 @@ def merge_kernel(  # type: ignore[no-untyped-def]
         total += tl.sum(weight_S, axis=0)
     total = tl.where(total == 0.0, 1.0, total)
     out_C = acc_C / total
-    tl.store(out_ptr + row * WIDTH + column_C, bf16(out_C), mask=is_column_C)
+    tl.store(out_ptr + row * WIDTH + column_C, to_bf16(out_C), mask=is_column_C)
     if tl.program_id(1) == 0:
         tl.store(lse_ptr + row, (largest + tl.log2(total)) * LOG_2)

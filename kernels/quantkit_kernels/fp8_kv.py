@@ -36,10 +36,9 @@ from torch import Tensor
 from quantkit_kernels.fp8_kv_jit import store_index_kernel, store_kv_kernel, store_mla_kernel
 from quantkit_kernels.fp8_kv_read_jit import read_index_kernel, read_kv_kernel, read_mla_kernel
 from quantkit_kernels.fp8_kv_rows import (
-    LAYOUTS,
-    TILE,
-    Layout,
+    KERNEL_LAYOUTS,
     ScaleRule,
+    as_bytes,
     check_input,
     check_rule,
     check_same_slots,
@@ -49,10 +48,10 @@ from quantkit_kernels.fp8_kv_rows import (
     factor_of,
     index_rows,
     mla_rows,
-    row_bytes,
     rows_of,
 )
-from quantkit_kernels.launch import launches
+from quantkit_kernels.kv_layout import SCALE_COLS, Layout, check_row_scale, row_bytes
+from quantkit_kernels.launch import check_runs, launches
 
 FLOOR = 1e-4
 BLOCK_T = 8  # tokens of a program: 8 columns of 128 a thread, 16 bytes read and 8 written
@@ -79,7 +78,7 @@ def quantize_kv_mla(
 ) -> None:
     """Store ``latent`` [T, L] and ``rope`` [T, R], BF16 or FP16, in rows ``slots`` [T] of ``cache`` uint8 [..., bytes].
 
-    ``scale`` is for flat576, ``scale_rule`` for dsa656. Raises ValueError for what does not go together.
+    ``scale`` is for flat576 alone, ``scale_rule`` for dsa656. Raises ValueError for what does not go together.
     """
     check_slots(slots)
     check_rule(scale_rule)
@@ -87,9 +86,11 @@ def quantize_kv_mla(
         check_input(name, part, 2, slots)
     latent_dim, rope_dim = latent.shape[1], rope.shape[1]
     rows = mla_rows(cache, row_bytes(layout, latent_dim, rope_dim), slots)
+    check_row_scale(layout, scale)
     factor, is_power = factor_of("scale", scale)
     if len(slots):
-        store_mla_kernel[(triton.cdiv(len(slots), BLOCK_T), latent_dim // TILE + 1)](
+        check_runs(slots)
+        store_mla_kernel[(triton.cdiv(len(slots), BLOCK_T), latent_dim // SCALE_COLS + 1)](
             latent,
             rope,
             slots,
@@ -101,7 +102,7 @@ def quantize_kv_mla(
             factor,
             IS_POWER=scale_rule == "vllm" if layout == "dsa656" else is_power,
             SCALE_FLOOR=FLOOR if scale_rule == "vllm" else 0.0,
-            LAYOUT=LAYOUTS[layout],
+            LAYOUT=KERNEL_LAYOUTS[layout],
             LATENT=latent_dim,
             ROPE=rope_dim,
             BLOCK_R=triton.next_power_of_2(rope_dim),
@@ -125,11 +126,13 @@ def dequantize_kv_mla(
     """Latent [T, latent_dim] and rope [T, rope_dim] of rows ``slots``: one rounding to float32, one to ``dtype``."""
     check_slots(slots)
     rows = mla_rows(cache, row_bytes(layout, latent_dim, rope_dim), slots)
+    check_row_scale(layout, scale)
     scale = check_scale("scale", scale)
     latent = empty_output((len(slots), latent_dim), dtype, cache)
     rope = empty_output((len(slots), rope_dim), dtype, cache)
     if len(slots):
-        read_mla_kernel[(triton.cdiv(len(slots), BLOCK_T), latent_dim // TILE + 1)](
+        check_runs(slots)
+        read_mla_kernel[(triton.cdiv(len(slots), BLOCK_T), latent_dim // SCALE_COLS + 1)](
             *_words(rows, layout),
             slots,
             latent,
@@ -137,7 +140,7 @@ def dequantize_kv_mla(
             len(slots),
             len(rows),
             scale,
-            LAYOUT=LAYOUTS[layout],
+            LAYOUT=KERNEL_LAYOUTS[layout],
             LATENT=latent_dim,
             ROPE=rope_dim,
             BLOCK_R=triton.next_power_of_2(rope_dim),
@@ -159,9 +162,10 @@ def quantize_kv(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> None:
-    """Store ``key`` [T, H, D] and ``value`` [T, H, D'], divided by their scales, in caches uint8 [..., H, D].
+    """Store ``key`` [T, H, D] and ``value`` [T, H, D'], divided by their scales, in E4M3 caches [..., H, D].
 
-    Two bytes are read for each that is written. Raises ValueError for what does not go together.
+    Caches are uint8 or float8_e4m3fn. Two bytes are read for each that is written. Raises ValueError for what does not
+    go together.
     """
     check_slots(slots)
     rows, widths, factors = [], [], []
@@ -173,11 +177,12 @@ def quantize_kv(
         if cache.shape[-2:] != part.shape[1:]:
             raise ValueError(f"{name}_cache ends in {tuple(cache.shape[-2:])}, {name} in {tuple(part.shape[1:])}")
         widths.append(part.shape[1] * part.shape[2])
-        rows.append(rows_of(f"{name}_cache", cache, widths[-1], slots))
+        rows.append(rows_of(f"{name}_cache", as_bytes(cache), widths[-1], slots))
         factors.append(factor_of(f"{name}_scale", scale))
     check_same_slots(rows)
     if len(slots):
-        store_kv_kernel[(triton.cdiv(len(slots), BLOCK_T), triton.cdiv(max(widths), TILE), 2)](
+        check_runs(slots)
+        store_kv_kernel[(triton.cdiv(len(slots), BLOCK_T), triton.cdiv(max(widths), SCALE_COLS), 2)](
             key,
             value,
             slots,
@@ -214,12 +219,13 @@ def dequantize_kv(
         scales.append(check_scale(f"{name}_scale", scale))
         if cache.ndim < 3:
             raise ValueError(f"{name}_cache must be [..., heads, columns], not {tuple(cache.shape)}")
-        rows.append(rows_of(f"{name}_cache", cache, cache.shape[-2] * cache.shape[-1], slots))
+        rows.append(rows_of(f"{name}_cache", as_bytes(cache), cache.shape[-2] * cache.shape[-1], slots))
         outputs.append(empty_output((len(slots), *cache.shape[-2:]), dtype, cache))
     check_same_slots(rows)
     widths = [row.shape[1] for row in rows]
     if len(slots):
-        read_kv_kernel[(triton.cdiv(len(slots), BLOCK_T), triton.cdiv(max(widths), TILE), 2)](
+        check_runs(slots)
+        read_kv_kernel[(triton.cdiv(len(slots), BLOCK_T), triton.cdiv(max(widths), SCALE_COLS), 2)](
             *rows,
             slots,
             *outputs,
@@ -243,10 +249,11 @@ def quantize_index_keys(keys: Tensor, slots: Tensor, cache: Tensor, *, scale_rul
     check_slots(slots)
     check_rule(scale_rule)
     check_input("keys", keys, 2, slots)
-    if keys.shape[1] != TILE:
-        raise ValueError(f"an index key has {TILE} columns, not {keys.shape[1]}")
+    if keys.shape[1] != SCALE_COLS:
+        raise ValueError(f"an index key has {SCALE_COLS} columns, not {keys.shape[1]}")
     rows = index_rows(cache, slots)
     if len(slots):
+        check_runs(slots)
         store_index_kernel[(triton.cdiv(len(slots), BLOCK_T),)](
             keys,
             slots,
@@ -268,8 +275,9 @@ def dequantize_index_keys(cache: Tensor, slots: Tensor, *, dtype: torch.dtype = 
     """The indexer's keys [T, 128] of ``slots``."""
     check_slots(slots)
     rows = index_rows(cache, slots)
-    keys = empty_output((len(slots), TILE), dtype, cache)
+    keys = empty_output((len(slots), SCALE_COLS), dtype, cache)
     if len(slots):
+        check_runs(slots)
         read_index_kernel[(triton.cdiv(len(slots), BLOCK_T),)](
             rows,
             rows.view(torch.float32),

@@ -7,44 +7,13 @@ integer operations and not by a cast, since the interpreter's cast is wrong.
 import triton
 import triton.language as tl
 
-from quantkit_kernels.bits_jit import bf16_word, load_values
+from quantkit_kernels.bits_jit import e4m3_codes, is_nan, load_values, to_bf16
+from quantkit_kernels.kv_layout import SCALE_COLS
 
 FLAT, DSA, BF16 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # layouts of a row
-TILE = tl.constexpr(128)  # columns that share a scale, in DSA rows and in index keys
+TILE = tl.constexpr(SCALE_COLS)
 _E4M3_MAX = tl.constexpr(448.0)
-_BIAS = tl.constexpr(2.0**120)
 _TINY = tl.constexpr(2.0**-128)  # scales up to here have no finite reciprocal
-_E4M3_NAN = tl.constexpr(0x7F)
-_BF16_NAN = tl.constexpr(0x7FC0)
-
-
-@triton.jit
-def is_nan(values):  # type: ignore[no-untyped-def]
-    return values != values  # noqa: PLR0124
-
-
-@triton.jit
-def e4m3_codes(values):  # type: ignore[no-untyped-def]
-    """The nearest E4M3 codes of float32 values, ties to even, saturating at 448; NaN is 0x7F."""
-    # a clamp drops NaN, so it is looked for in what came in
-    nan = is_nan(values)
-    word = tl.minimum(tl.maximum(values, -_E4M3_MAX), _E4M3_MAX).to(tl.int32, bitcast=True)
-    magnitude = word & 0x7FFFFFFF
-    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
-    # below 2**-6 a code is an integer of 2**-9: adding 2**23 rounds to one
-    steps = magnitude.to(tl.float32, bitcast=True) * 512.0 + 8388608.0
-    code = tl.where(magnitude < (121 << 23), steps.to(tl.int32, bitcast=True) & 0xFF, normal)
-    return tl.where(nan, _E4M3_NAN, code | ((word >> 24) & 0x80)).to(tl.uint8)
-
-
-@triton.jit
-def e4m3_values(codes):  # type: ignore[no-untyped-def]
-    """The float32 values of E4M3 codes, exactly; NaN is 0x7FC00000. The interpreter's cast reads NaN as 480."""
-    code = codes.to(tl.int32)
-    word = ((code & 0x7F) << 20) | ((code & 0x80) << 24)
-    # the biases differ by 120; a subnormal code is a subnormal float32
-    values = word.to(tl.float32, bitcast=True) * _BIAS
-    return tl.where((code & 0x7F) == _E4M3_NAN, float("nan"), values)
 
 
 @triton.jit
@@ -72,18 +41,12 @@ def tokens(slots_ptr, num_tokens, num_slots, BLOCK_T: tl.constexpr):  # type: ig
 
 
 @triton.jit
-def bf16_bits(values):  # type: ignore[no-untyped-def]
-    """The nearest BF16 of float32 values as int16, ties to even; every NaN is 0x7FC0."""
-    return tl.where(is_nan(values), _BF16_NAN, bf16_word(values) >> 16).to(tl.int16)
-
-
-@triton.jit
 def _load_bf16(source_ptr, offsets, mask):  # type: ignore[no-untyped-def]
     """BF16 as it is, or rounded from FP16."""
     if source_ptr.dtype.element_ty == tl.bfloat16:
         values = tl.load(source_ptr + offsets, mask=mask, other=0.0)
     else:
-        values = bf16_bits(load_values(source_ptr, offsets, mask)).to(tl.bfloat16, bitcast=True)
+        values = to_bf16(load_values(source_ptr, offsets, mask))
     return values
 
 

@@ -3,17 +3,14 @@
 import triton
 import triton.language as tl
 
-from quantkit_kernels.bits_jit import load_values
+from quantkit_kernels.bits_jit import e4m3_values, is_nan, load_values, to_bf16
 from quantkit_kernels.fp8_kv_jit import (
     BF16,
     DSA,
     FLAT,
     TILE,
-    bf16_bits,
     columns,
-    e4m3_values,
     index_offsets,
-    is_nan,
     row_offsets,
     tokens,
 )
@@ -25,7 +22,7 @@ _FP16_NAN, _FP32_NAN = tl.constexpr(0x7E00), tl.constexpr(0x7FC00000)
 def _store_floats(out_ptr, at, values, mask):  # type: ignore[no-untyped-def]
     """Float32 values in the dtype of ``out_ptr``, ties to even, with one NaN for each dtype."""
     if out_ptr.dtype.element_ty == tl.bfloat16:
-        out = bf16_bits(values).to(tl.bfloat16, bitcast=True)
+        out = to_bf16(values)
     elif out_ptr.dtype.element_ty == tl.float16:
         half = values.to(tl.float16).to(tl.int16, bitcast=True)
         out = tl.where(is_nan(values), _FP16_NAN, half).to(tl.int16).to(tl.float16, bitcast=True)

@@ -1,4 +1,4 @@
-"""How many bytes a row of the KV cache has, and which arguments go together: for fp8_kv.py."""
+"""Which arguments of fp8_kv.py go together, and a cache as rows."""
 
 import math
 import struct
@@ -9,31 +9,15 @@ import torch
 from torch import Tensor
 
 from quantkit_kernels.fp8_kv_jit import BF16, DSA, FLAT
+from quantkit_kernels.kv_layout import SCALE_COLS
 
-Layout = Literal["flat576", "dsa656", "bf16"]
 ScaleRule = Literal["sglang", "vllm"]
 
-LAYOUTS = {"flat576": FLAT.value, "dsa656": DSA.value, "bf16": BF16.value}
-TILE = 128  # columns that share a scale, in dsa656 and in index keys
-INDEX_ROW = TILE + 4
+KERNEL_LAYOUTS = {"flat576": FLAT.value, "dsa656": DSA.value, "bf16": BF16.value}
+INDEX_ROW = SCALE_COLS + 4
 _INPUTS = (torch.bfloat16, torch.float16)
 _OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
 _SCALE_RULES = ("sglang", "vllm")
-
-
-def row_bytes(layout: Layout, latent_dim: int = 512, rope_dim: int = 64) -> int:
-    """Bytes of a row. Raises ValueError for an unknown layout and for widths that it cannot hold."""
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout is {layout!r}, not one of {', '.join(LAYOUTS)}")
-    if latent_dim < TILE or latent_dim % TILE:
-        raise ValueError(f"the latent has {latent_dim} columns, no multiple of {TILE}")
-    if rope_dim < 16 or rope_dim % 16:
-        raise ValueError(f"the rope has {rope_dim} columns, no multiple of 16")
-    if layout == "flat576":
-        return latent_dim + rope_dim
-    if layout == "dsa656":
-        return latent_dim + latent_dim // TILE * 4 + rope_dim * 2
-    return (latent_dim + rope_dim) * 2
 
 
 def check_rule(scale_rule: str) -> None:
@@ -56,6 +40,11 @@ def check_input(name: str, part: Tensor, num_dims: int, slots: Tensor) -> None:
 def check_slots(slots: Tensor) -> None:
     if slots.dtype not in (torch.int32, torch.int64) or slots.ndim != 1 or not slots.is_contiguous():
         raise ValueError(f"slots must be a contiguous int32 or int64 vector, not {slots.dtype} {tuple(slots.shape)}")
+
+
+def as_bytes(cache: Tensor) -> Tensor:
+    """E4M3 as uint8; anything else as it is, for others to refuse."""
+    return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
 
 
 def rows_of(name: str, cache: Tensor, row: int, slots: Tensor) -> Tensor:

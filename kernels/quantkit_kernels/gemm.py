@@ -2,7 +2,7 @@
 
 Bytes: 0.5 + 2 / group a weight, read once. Up to ``MAX_KERNEL_TOKENS`` the kernel decodes weights in registers, at
 about 3.0 instructions a weight (compiled for sm_90; an H200 may issue 3.6 to 3.9 at the speed of its memory), and the
-splits of the columns give every processor work. One token takes the same way: its multiplications are free on the
+splits of the columns give every SM work. One token takes the same way: its multiplications are free on the
 tensor core, and would cost the cores 2 instructions a weight. Beyond, the weight is decoded once, 2 bytes a weight
 written and read, and the library's BF16 product does the rest, which is bound by arithmetic there.
 """
@@ -10,15 +10,15 @@ written and read, and the library's BF16 product does the rest, which is bound b
 import torch
 import triton
 
-from quantkit_kernels.gemm_jit import dequantize_kernel, gemm_kernel, merge_kernel
-from quantkit_kernels.launch import IS_INTERPRETED, launches
-from quantkit_kernels.tiles import GemmTile, gemm_tile
-from quantkit_kernels.tuned import gpu_name
-from quantkit_kernels.word_order import TILE_COLS, check_int4
+from quantkit_kernels.gemm_jit import dequantize_kernel, gemm_kernel, sum_splits_kernel
+from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
+from quantkit_kernels.tiles import DenseShape, GemmTile, gemm_tile
+from quantkit_kernels.tuned import gpu_of
+from quantkit_kernels.word_order import TILE_COLS, Int4Weight, check_contiguous, check_weight
 
 MAX_KERNEL_TOKENS = 128
 _DEQUANTIZE_ROWS = 64
-_MERGE_ITEMS = 1024
+_SUM_ITEMS = 1024
 
 
 @launches
@@ -31,37 +31,39 @@ def int4_gemm(
     [R, C / 8] and ``weight_scale`` BF16 [R, C / group], or what ``repack`` returned, which is faster. Code times scale
     is rounded to BF16, sums are float32. The same bytes in every run. Raises ValueError for what does not go together.
     """
+    if x.dtype not in (torch.bfloat16, torch.float16) or not x.ndim:
+        raise ValueError(f"activations are BF16 or FP16 [..., columns], not {x.dtype} {tuple(x.shape)}")
     num_cols = x.shape[-1]
-    num_rows = check_weight(weight_packed, weight_scale, num_cols=num_cols, group_size=group_size)
-    if x.dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"activations are BF16 or FP16, not {x.dtype}")
+    weight = Int4Weight(weight_packed, weight_scale)
+    num_rows = check_weight(weight, num_cols=num_cols, group_size=group_size)
+    check_contiguous(weight)
     tokens = x.reshape(-1, num_cols).to(torch.bfloat16).contiguous()
     if len(tokens) == 0 or num_rows == 0:
         return x.new_empty((*x.shape[:-1], num_rows))
-    weight = (weight_packed.contiguous(), weight_scale.contiguous())
+    check_runs(x)
     if len(tokens) > MAX_KERNEL_TOKENS:
-        out = tokens @ dequantize(*weight, num_cols=num_cols, group_size=group_size).mT
+        out = (tokens @ dequantize(weight, num_cols=num_cols, group_size=group_size).mT).to(x.dtype)
     else:
-        tile = gemm_tile(num_tokens=len(tokens), num_rows=num_rows, num_cols=num_cols, gpu=gpu_name(x.device))
-        out = run_gemm(tokens, *weight, group_size=group_size, tile=tile)
-    return out.to(x.dtype).reshape(*x.shape[:-1], num_rows)
+        shape = DenseShape(num_rows, num_cols, group_size)
+        is_repacked = weight.words.ndim == 3
+        tile = gemm_tile(shape, num_tokens=len(tokens), is_repacked=is_repacked, gpu=gpu_of(x.device))
+        out = run_gemm(tokens, weight, group_size=group_size, tile=tile, dtype=x.dtype)
+    return out.reshape(*x.shape[:-1], num_rows)
 
 
 def run_gemm(
-    tokens: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, *, group_size: int, tile: GemmTile
+    tokens: torch.Tensor, weight: Int4Weight, *, group_size: int, tile: GemmTile, dtype: torch.dtype = torch.bfloat16
 ) -> torch.Tensor:
-    """BF16 [T, R] by the kernel, with a tile of the caller's choice."""
+    """[T, R] in ``dtype`` of BF16 tokens by the kernel, with a tile of the caller's choice."""
     num_tokens, num_cols = tokens.shape
-    is_repacked = words.ndim == 3
-    num_rows = words.shape[-2]
-    out = tokens.new_empty((num_tokens, num_rows))
+    num_rows = weight.words.shape[-2]
+    out = tokens.new_empty((num_tokens, num_rows), dtype=dtype)
     has_parts = tile.split_k > 1
     parts = tokens.new_empty((tile.split_k, num_tokens, num_rows), dtype=torch.float32) if has_parts else out
     grid = (triton.cdiv(num_rows, tile.block_n), triton.cdiv(num_tokens, tile.block_m), tile.split_k)
     gemm_kernel[grid](
         tokens,
-        words,
-        scale,
+        *weight,
         parts,
         num_tokens,
         N=num_rows,
@@ -71,53 +73,33 @@ def run_gemm(
         BLOCK_M=tile.block_m,
         SPLIT_K=tile.split_k,
         WARPS=tile.num_warps,
-        IS_REPACKED=is_repacked,
+        IS_REPACKED=weight.words.ndim == 3,
         INTERPRET=IS_INTERPRETED,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
     if has_parts:
-        merge_kernel[(triton.cdiv(out.numel(), _MERGE_ITEMS),)](
-            parts, out, out.numel(), SPLIT_K=tile.split_k, BLOCK=_MERGE_ITEMS, INTERPRET=IS_INTERPRETED
+        sum_splits_kernel[(triton.cdiv(out.numel(), _SUM_ITEMS),)](
+            parts, out, out.numel(), SPLIT_K=tile.split_k, BLOCK=_SUM_ITEMS, INTERPRET=IS_INTERPRETED
         )
     return out
 
 
-def dequantize(words: torch.Tensor, scale: torch.Tensor, *, num_cols: int, group_size: int) -> torch.Tensor:
+def dequantize(weight: Int4Weight, *, num_cols: int, group_size: int) -> torch.Tensor:
     """The weight in BF16 [R, C]; code times scale rounds once."""
-    num_rows = words.shape[-2]
-    out = torch.empty((num_rows, num_cols), dtype=torch.bfloat16, device=words.device)
+    num_rows = weight.words.shape[-2]
+    out = torch.empty((num_rows, num_cols), dtype=torch.bfloat16, device=weight.words.device)
     grid = (triton.cdiv(num_rows, _DEQUANTIZE_ROWS), triton.cdiv(num_cols, TILE_COLS))
     dequantize_kernel[grid](
-        words,
-        scale,
+        *weight,
         out,
         N=num_rows,
         K=num_cols,
         GROUP=group_size,
         BLOCK_N=_DEQUANTIZE_ROWS,
         WARPS=4,
-        IS_REPACKED=words.ndim == 3,
+        IS_REPACKED=weight.words.ndim == 3,
         INTERPRET=IS_INTERPRETED,
         num_warps=4,
     )
     return out
-
-
-def check_weight(words: torch.Tensor, scale: torch.Tensor, *, num_cols: int, group_size: int) -> int:
-    """The number of rows of a weight in either form. Raises ValueError unless it has ``num_cols`` columns."""
-    if words.ndim == 2:
-        check_int4(words, scale, group_size=group_size)
-        if words.shape[1] * 8 != num_cols:
-            raise ValueError(f"{num_cols} activations meet a weight of {words.shape[1] * 8} columns")
-        return words.shape[0]
-    num_tiles = -(-num_cols // TILE_COLS)
-    wanted = (num_tiles, words.shape[-2], TILE_COLS // 8), (num_tiles, words.shape[-2], TILE_COLS // group_size)
-    if (tuple(words.shape), tuple(scale.shape)) != wanted or num_cols % group_size:
-        raise ValueError(
-            f"{num_cols} activations in groups of {group_size} want tiles {wanted[0]} and scales {wanted[1]}, "
-            f"not {tuple(words.shape)} and {tuple(scale.shape)}"
-        )
-    if words.dtype != torch.int32 or scale.dtype != torch.bfloat16:
-        raise ValueError(f"words are int32 and scales BF16, not {words.dtype} and {scale.dtype}")
-    return words.shape[-2]

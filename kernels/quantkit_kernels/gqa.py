@@ -11,20 +11,19 @@ import torch
 import triton
 
 from quantkit_kernels.gqa_jit import gqa_decode_kernel
-from quantkit_kernels.launch import IS_INTERPRETED, launches
+from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.split_kv import (
+    LOG2_E,
     Parts,
-    Tile,
     check_alignment,
     check_sequences,
     is_power_of_two,
     num_slots,
     plan_splits,
 )
+from quantkit_kernels.tiles import gqa_tile
 
-BLOCK_TOKENS = 64  # what fills a wgmma
-LOG2_E = 1.4426950408889634
-DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
+DTYPES = (torch.bfloat16, torch.float8_e4m3fn, torch.uint8)
 
 
 @launches
@@ -42,27 +41,28 @@ def gqa_decode(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``out`` BF16 [B, H, D] and ``lse`` float32 [B, H].
 
-    ``q`` BF16 [B, H, D]; caches BF16 or float8_e4m3fn [pages, page_size, H_kv, D]; ``page_table`` int32 [B, max_pages];
-    ``seq_lens`` int32 [B], zero for ``out`` 0 and ``lse`` -inf. Head h reads head h // (H / H_kv) of the cache. Nothing
-    behind a sequence's end is read. Raises ValueError for what does not go together.
+    ``q`` BF16 [B, H, D]; caches BF16 or E4M3 (float8_e4m3fn or uint8) [pages, page_size, H_kv, D]; ``page_table`` int32
+    [B, max_pages]; ``seq_lens`` int32 [B], zero for ``out`` 0 and ``lse`` -inf. Head h reads head h // (H / H_kv) of
+    the cache. Nothing behind a sequence's end is read. Raises ValueError for what does not go together.
     """
     check_sequences(q, page_table, seq_lens, num_splits)
     _check_caches(q, key_cache, value_cache)
     check_alignment(q=q, key_cache=key_cache, value_cache=value_cache)
+    caches = (key_cache, value_cache)
     num_seqs, num_heads, width = q.shape
     page_size, num_kv_heads = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
-    tile = choose_tile(group)
+    tile = gqa_tile(group)
     programs = num_kv_heads * triton.cdiv(group, tile.block_heads)
     if num_splits is None:
-        num_blocks = triton.cdiv(page_table.shape[1] * page_size, BLOCK_TOKENS)
+        num_blocks = triton.cdiv(page_table.shape[1] * page_size, tile.block_tokens)
         num_splits = plan_splits(num_seqs * programs, num_blocks, num_slots(q.device, tile))
     parts = Parts((num_seqs, num_heads, width), num_splits, q.device)
     if parts.out.numel():
+        check_runs(q)
         gqa_decode_kernel[(programs, num_splits, num_seqs)](
             q,
-            key_cache,
-            value_cache,
+            *(cache.view(torch.float8_e4m3fn) if cache.dtype == torch.uint8 else cache for cache in caches),
             page_table,
             seq_lens,
             parts.part_out,
@@ -76,7 +76,7 @@ def gqa_decode(
             WIDTH=width,
             PAGE_SIZE=page_size,
             BLOCK_H=tile.block_heads,
-            BLOCK_T=BLOCK_TOKENS,
+            BLOCK_T=tile.block_tokens,
             IS_WHOLE=num_splits == 1,
             INTERPRET=IS_INTERPRETED,
             num_warps=tile.num_warps,
@@ -85,15 +85,11 @@ def gqa_decode(
     return parts.merge()
 
 
-def choose_tile(group: int) -> Tile:
-    return Tile(block_heads=8 if group <= 8 else 16, num_warps=4, num_stages=3, per_sm=2)
-
-
 def _check_caches(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
         if cache.ndim != 4 or cache.dtype not in DTYPES or not cache.is_contiguous():
             raise ValueError(
-                f"{name} must be contiguous BF16 or float8_e4m3fn [pages, page_size, H_kv, D], "
+                f"{name} must be contiguous BF16, float8_e4m3fn or uint8 [pages, page_size, H_kv, D], "
                 f"not {cache.dtype} {tuple(cache.shape)}"
             )
         if cache.shape != key_cache.shape or cache.shape[3] != q.shape[2]:

@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 
 from quantkit_kernels.attention_jit import (
-    LOG_2,
     add_values,
     amax_unit,
     block_rows,
+    normalize,
     scores,
     softmax_step,
     split_range,
@@ -71,13 +71,8 @@ def gqa_decode_kernel(  # type: ignore[no-untyped-def]
         s_TH = tl.where(is_T[:, None], s_TH, float("-inf"))
         p_TH, decay_H, largest_H, sums_TH = softmax_step(s_TH, 0.0, largest_H, sums_TH)
         acc_CH = add_values(acc_CH, values_TC, is_T, p_TH, decay_H, INTERPRET)
-    sum_H = tl.sum(sums_TH, axis=0)
-    sum_H = tl.where(sum_H == 0.0, 1.0, sum_H)  # no tokens: out 0 and, by the maximum, lse -inf
+    weight_H, lse_H = normalize(sums_TH, largest_H, value_scale, IS_WHOLE)
     slot_H = row_H * num_splits + split
     if IS_WHOLE or start < end:
-        weight_H = value_scale / sum_H
         store_heads(out_ptr, slot_H, acc_CH, weight_H, is_head_H, 0, WIDTH)
-    lse_H = largest_H + tl.log2(sum_H)
-    if IS_WHOLE:
-        lse_H = lse_H * LOG_2
     tl.store(lse_ptr + slot_H, lse_H, mask=is_head_H)

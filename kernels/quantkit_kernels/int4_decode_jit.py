@@ -9,9 +9,13 @@ Both are fused multiply-adds, with 1 and with -0: plain ones exist from sm_90 on
 import triton
 import triton.language as tl
 
+from quantkit_kernels import word_order
 from quantkit_kernels.bits_jit import bf16_word, widen_bf16
 
-_ASM = tl.constexpr("""{
+TILE_COLS = tl.constexpr(word_order.TILE_COLS)
+TILE_WORDS = tl.constexpr(word_order.TILE_WORDS)
+
+DECODE_WORD = tl.constexpr("""{
 .reg .b32 scale, one, eights, zero, a, b, c, d;
 mov.b32 scale, {$9, $9};
 mov.b32 one, 0x3F803F80;
@@ -78,7 +82,7 @@ def decode_tile(  # type: ignore[no-untyped-def]
         halves = bf16_word(code.to(tl.float32) * wide[:, :, None]).to(tl.float32, bitcast=True)
     else:
         a0, a1, b0, b1, c0, c1, d0, d1 = tl.inline_asm_elementwise(
-            _ASM, "=h,=h,=h,=h,=h,=h,=h,=h,r,h", [words, scale], dtype=_EIGHT, is_pure=True, pack=1
+            DECODE_WORD, "=h,=h,=h,=h,=h,=h,=h,=h,r,h", [words, scale], dtype=_EIGHT, is_pure=True, pack=1
         )
         # the pair's number in two bits, then its half
         halves = tl.join(_join(a0, b0, c0, d0), _join(a1, b1, c1, d1))
@@ -90,4 +94,4 @@ def decode_tile(  # type: ignore[no-untyped-def]
         # word w: columns 8 * w + 4 * half + pair
         split = tl.reshape(halves, (REPEATS, 2, WARPS, 8, 16, 4, 2))
         ordered = tl.permute(split, (0, 2, 1, 3, 4, 6, 5))
-    return tl.reshape(ordered, (ROWS, 128))
+    return tl.reshape(ordered, (ROWS, TILE_COLS))

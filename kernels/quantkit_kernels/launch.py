@@ -17,22 +17,28 @@ Result = TypeVar("Result")
 
 IS_INTERPRETED: bool = triton.knobs.runtime.interpret
 
-# before 3.9 a dot with 8 columns leaves the tensor cores of a warp group, and shuffles
-LEAST_TOKENS = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 16
 
-
-def on_device(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+def on_device(tensor: torch.Tensor | None) -> AbstractContextManager[Any]:
     """Triton launches on the current device, whatever device its arguments are on: make it theirs."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+    return torch.cuda.device(tensor.device) if tensor is not None and tensor.is_cuda else nullcontext()
+
+
+def check_runs(tensor: torch.Tensor) -> None:
+    """Raise ValueError where no kernel can run on a tensor; after all other checks, which need no GPU."""
+    if not (tensor.is_cuda or IS_INTERPRETED):
+        raise ValueError(
+            f"a kernel cannot run on {tensor.device}: move the tensors to a GPU, set TRITON_INTERPRET=1 before the "
+            "import, or take the plain twin in quantkit_kernels.reference"
+        )
 
 
 def launches(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """For an op whose first argument is a tensor, or has one as ``array``: its kernels run on the device of that."""
+    """For an op: its kernels run on the device of the first argument that is a tensor, or has one as ``array``."""
 
     @wraps(function)
     def run(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
-        first: Any = args[0] if args else next(iter(options.values()))
-        with on_device(getattr(first, "array", first)):
+        tensors = (getattr(one, "array", one) for one in (*args, *options.values()))
+        with on_device(next((one for one in tensors if isinstance(one, torch.Tensor)), None)):
             return function(*args, **options)
 
     return run

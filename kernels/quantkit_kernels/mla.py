@@ -15,30 +15,28 @@ Per token and sequence, for all heads that one program holds (latent 512, rope 6
 At the floor of flat576 eight heads are 199 TFLOP/s (a third in FP16): bytes decide. Heads beyond those of a program
 read the rows again, from L2. A split writes 4 * 512 bytes a head, and the merge reads them.
 
-Shapes: ``B`` sequences, ``H`` heads. A query's columns below 2**-17 of the largest of its head lose precision in FP8.
+Shapes: ``B`` sequences, ``H`` heads. A query's columns are exact in FP8 down to 2**-10 of the largest of
+its head, and off by 2**-18 of that below.
 """
-
-from typing import Literal
 
 import torch
 import triton
 
-from quantkit_kernels.launch import IS_INTERPRETED, launches
+from quantkit_kernels.kv_layout import SCALE_COLS, Layout, RowParts, check_row_scale, row_parts
+from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.mla_jit import mla_decode_kernel
 from quantkit_kernels.split_kv import (
+    LOG2_E,
     Parts,
-    Tile,
     check_alignment,
     check_sequences,
     is_power_of_two,
     num_slots,
     plan_splits,
 )
+from quantkit_kernels.tiles import mla_tile
 
-Layout = Literal["bf16", "flat576", "dsa656"]
-BLOCK_TOKENS = 64  # what fills a wgmma
-NUM_TILES = 4  # of the latent part, each with a scale in dsa656
-LOG2_E = 1.4426950408889634
+NUM_TILES = 4  # of the latent part
 
 
 @launches
@@ -58,33 +56,33 @@ def mla_decode(
 
     ``q`` BF16 [B, H, latent + rope]; ``cache`` uint8 [pages, page_size, row_bytes]; ``page_table`` int32
     [B, max_pages]; ``seq_lens`` int32 [B], zero for ``out`` 0 and ``lse`` -inf. Rows: ``bf16``; ``flat576``, E4M3 times
-    ``scale``; ``dsa656``, E4M3 latent, four float32 scales, BF16 rope. Nothing behind a sequence's end is read, page
+    ``scale``; ``dsa656``, whose latents have 512 columns: kv_layout.py. Nothing behind a sequence's end is read, page
     numbers included; page numbers before it are believed. ``num_splits``: by the shapes if None. Raises ValueError for
     what does not go together.
     """
     check_sequences(q, page_table, seq_lens, num_splits)
     num_seqs, num_heads, width = q.shape
     latent_dim = width - rope_dim
-    _check_cache(cache, layout, latent_dim, rope_dim)
-    if layout != "flat576" and scale != 1.0:
-        raise ValueError(f"{layout} rows have no scale beside them, and scale is {scale}")
+    row = _check_cache(cache, layout, latent_dim, rope_dim)
+    check_row_scale(layout, scale)
     check_alignment(q=q, cache=cache)
     page_size, row_bytes = cache.shape[1:]
-    tile = choose_tile(layout, num_heads)
+    tile = mla_tile(layout, num_heads)
     head_tiles = triton.cdiv(num_heads, tile.block_heads)
     if num_splits is None:
-        num_blocks = triton.cdiv(page_table.shape[1] * page_size, BLOCK_TOKENS)
+        num_blocks = triton.cdiv(page_table.shape[1] * page_size, tile.block_tokens)
         num_splits = plan_splits(num_seqs * head_tiles, num_blocks, num_slots(q.device, tile))
     parts = Parts((num_seqs, num_heads, latent_dim), num_splits, q.device)
     latent = cache.view(torch.bfloat16 if layout == "bf16" else torch.float8_e4m3fn)
     rope = latent if layout == "flat576" else cache.view(torch.bfloat16)
-    scale_bytes = 4 * NUM_TILES if layout == "dsa656" else 0
+    has_scales = row.rope > row.scales
     if parts.out.numel():
+        check_runs(q)
         mla_decode_kernel[(head_tiles, num_splits, num_seqs)](
             q,
             latent,
             rope,
-            cache.view(torch.float32) if scale_bytes else q,
+            cache.view(torch.float32) if has_scales else q,
             page_table,
             seq_lens,
             parts.part_out,
@@ -98,12 +96,12 @@ def mla_decode(
             ROPE=rope_dim,
             LATENT_ROW=row_bytes // latent.itemsize,
             ROPE_ROW=row_bytes // rope.itemsize,
-            ROPE_START=(latent_dim * latent.itemsize + scale_bytes) // rope.itemsize,
-            SCALE_ROW=row_bytes // 4 if scale_bytes else 0,
-            SCALE_START=latent_dim // 4,
+            ROPE_START=row.rope // rope.itemsize,
+            SCALE_ROW=row_bytes // 4 if has_scales else 0,
+            SCALE_START=row.scales // 4,
             PAGE_SIZE=page_size,
             BLOCK_H=tile.block_heads,
-            BLOCK_T=BLOCK_TOKENS,
+            BLOCK_T=tile.block_tokens,
             IS_WHOLE=num_splits == 1,
             INTERPRET=IS_INTERPRETED,
             num_warps=tile.num_warps,
@@ -112,28 +110,16 @@ def mla_decode(
     return parts.merge()
 
 
-def choose_tile(layout: Layout, num_heads: int) -> Tile:
-    """The tiles that spill nothing on sm_90; tests/kernels/test_mla_decode_compiled.py holds them to it."""
-    if layout == "bf16":
-        return Tile(block_heads=16, num_warps=4, num_stages=2, per_sm=1)
-    if layout == "flat576" and num_heads > 8:
-        return Tile(block_heads=16, num_warps=8, num_stages=2, per_sm=1)
-    return Tile(block_heads=8, num_warps=4, num_stages=2, per_sm=2)
-
-
-def _check_cache(cache: torch.Tensor, layout: Layout, latent_dim: int, rope_dim: int) -> None:
-    row_bytes = {
-        "bf16": 2 * (latent_dim + rope_dim),
-        "flat576": latent_dim + rope_dim,
-        "dsa656": latent_dim + 4 * NUM_TILES + 2 * rope_dim,
-    }
-    if layout not in row_bytes:
-        raise ValueError(f"layout is {layout!r}, not one of {', '.join(row_bytes)}")
+def _check_cache(cache: torch.Tensor, layout: Layout, latent_dim: int, rope_dim: int) -> RowParts:
     if not is_power_of_two(latent_dim, least=32 * NUM_TILES) or not is_power_of_two(rope_dim, least=32):
         raise ValueError(f"q has {latent_dim} latent and {rope_dim} rope columns, not powers of two from 128 and 32 on")
+    parts = row_parts(layout, latent_dim, rope_dim)
+    if layout == "dsa656" and latent_dim != NUM_TILES * SCALE_COLS:
+        raise ValueError(f"dsa656 is decoded with {NUM_TILES * SCALE_COLS} latent columns, not {latent_dim}")
     if cache.dtype != torch.uint8 or cache.ndim != 3 or not cache.is_contiguous():
         raise ValueError(f"cache must be contiguous uint8 [pages, page_size, bytes], not {cache.dtype} {cache.ndim}-D")
-    if cache.shape[2] != row_bytes[layout]:
-        raise ValueError(f"a row of {layout} has {row_bytes[layout]} bytes, not {cache.shape[2]}")
+    if cache.shape[2] != parts.end:
+        raise ValueError(f"a row of {layout} has {parts.end} bytes, not {cache.shape[2]}")
     if not is_power_of_two(cache.shape[1], least=1):
         raise ValueError(f"the page size is {cache.shape[1]}, no power of two")
+    return parts

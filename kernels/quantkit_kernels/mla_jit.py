@@ -1,17 +1,17 @@
 """The kernel behind mla.py: one split of one sequence for a tile of heads.
 
-The latent part is cut into four tiles, each with its own accumulator: a tile is what shares a scale in the 656-byte
-row, and a dot of a whole row would need more registers than there are. Suffixes as in attention_jit.py.
+The latent part is cut into four tiles, each with its own accumulator: with 512 columns a tile is what shares a scale in
+the 656-byte row, and a dot of a whole row would need more registers than there are. Suffixes as in attention_jit.py.
 """
 
 import triton
 import triton.language as tl
 
 from quantkit_kernels.attention_jit import (
-    LOG_2,
     add_values,
     amax_unit,
     block_rows,
+    normalize,
     scores,
     softmax_step,
     split_range,
@@ -191,14 +191,9 @@ def mla_decode_kernel(  # type: ignore[no-untyped-def]
             add_values(acc[3], keys[3], is_T, weights[3], decay_H, INTERPRET),
         )
 
-    sum_H = tl.sum(sums_TH, axis=0)
-    sum_H = tl.where(sum_H == 0.0, 1.0, sum_H)  # no tokens: out 0 and, by the maximum, lse -inf
-    weight_H = value_scale / sum_H
+    weight_H, lse_H = normalize(sums_TH, largest_H, value_scale, IS_WHOLE)
     slot_H = row_H * num_splits + split
     if IS_WHOLE or start < end:
         for tile in tl.static_range(4):
             store_heads(out_ptr, slot_H, acc[tile], weight_H, is_head_H, tile * TILE, LATENT)
-    lse_H = largest_H + tl.log2(sum_H)
-    if IS_WHOLE:
-        lse_H = lse_H * LOG_2
     tl.store(lse_ptr + slot_H, lse_H, mask=is_head_H)

@@ -4,17 +4,18 @@ A module holds the kernels' order of words; its state dict holds the checkpoint'
 int16, so that ``model.half()`` and the like leave them alone.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from quantkit_kernels.ops import int4_experts, int4_linear
-from quantkit_kernels.word_order import TILE_COLS, Int4Tiles, repack, unrepack
+from quantkit_kernels.word_order import TILE_COLS, Int4Weight, check_weight, repack, unrepack
 
 PARTS = ("weight_packed", "weight_scale", "weight_shape")
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+Device = torch.device | str | int | None
 
 
 class Int4Linear(nn.Module):
@@ -24,7 +25,7 @@ class Int4Linear(nn.Module):
     scale: Tensor
 
     def __init__(
-        self, in_features: int, out_features: int, *, group_size: int, bias: Tensor | None = None, device: Any = None
+        self, in_features: int, out_features: int, *, group_size: int, bias: Tensor | None = None, device: Device = None
     ) -> None:
         super().__init__()
         self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
@@ -43,8 +44,8 @@ class Int4Linear(nn.Module):
         self.words.copy_(tiles.words)
         self.scale.copy_(tiles.scale.view(torch.int16))
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        tiles = Int4Tiles(self.words, _bf16(self.scale))
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
+        tiles = Int4Weight(self.words, _bf16(self.scale))
         parts = _parts(tiles, self.in_features, self.group_size)
         destination |= {prefix + name: part for name, part in parts.items()}
         if self.bias is not None:
@@ -52,9 +53,9 @@ class Int4Linear(nn.Module):
 
     def _load_from_state_dict(
         self,
-        state_dict: Mapping[str, Any],
+        state_dict: Mapping[str, Tensor],
         prefix: str,
-        local_metadata: Any,
+        local_metadata: Mapping[str, object],
         strict: bool,
         missing_keys: list[str],
         unexpected_keys: list[str],
@@ -62,7 +63,7 @@ class Int4Linear(nn.Module):
     ) -> None:
         tensors = _taken(state_dict, prefix, PARTS, missing_keys)
         if tensors is not None:
-            _try(error_msgs, prefix, lambda: self.load(tensors))
+            _try(error_msgs, prefix, partial(self.load, tensors))
         if self.bias is not None and prefix + "bias" in state_dict:
             with torch.no_grad():
                 self.bias.copy_(state_dict[prefix + "bias"])
@@ -93,7 +94,7 @@ class Int4Experts(nn.Module):
         *,
         group_size: int,
         expert_map: Tensor | None = None,
-        device: Any = None,
+        device: Device = None,
     ) -> None:
         super().__init__()
         self.num_experts, self.hidden_dim, self.intermediate_dim = num_experts, hidden_dim, intermediate_dim
@@ -135,9 +136,9 @@ class Int4Experts(nn.Module):
         width = self.intermediate_dim
         gate_up = (self.gate_up_words[expert], _bf16(self.gate_up_scale[expert]))
         found = {
-            "gate_proj": Int4Tiles(gate_up[0][:, :width], gate_up[1][:, :width]),
-            "up_proj": Int4Tiles(gate_up[0][:, width:], gate_up[1][:, width:]),
-            "down_proj": Int4Tiles(self.down_words[expert], _bf16(self.down_scale[expert])),
+            "gate_proj": Int4Weight(gate_up[0][:, :width], gate_up[1][:, :width]),
+            "up_proj": Int4Weight(gate_up[0][:, width:], gate_up[1][:, width:]),
+            "down_proj": Int4Weight(self.down_words[expert], _bf16(self.down_scale[expert])),
         }
         return {
             f"{name}.{part}": tensor
@@ -150,16 +151,16 @@ class Int4Experts(nn.Module):
             return self.hidden_dim, self.intermediate_dim
         return self.intermediate_dim, self.hidden_dim
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
         for expert in range(self.num_experts):
             parts = self.expert_tensors(expert)
             destination |= {f"{prefix}{expert}.{name}": part for name, part in parts.items()}
 
     def _load_from_state_dict(
         self,
-        state_dict: Mapping[str, Any],
+        state_dict: Mapping[str, Tensor],
         prefix: str,
-        local_metadata: Any,
+        local_metadata: Mapping[str, object],
         strict: bool,
         missing_keys: list[str],
         unexpected_keys: list[str],
@@ -172,7 +173,7 @@ class Int4Experts(nn.Module):
             tensors = _taken(state_dict, prefix, names, missing_keys)
             if tensors is not None:
                 own = {name.split(".", 1)[1]: tensor for name, tensor in tensors.items()}
-                _try(error_msgs, prefix, lambda expert=expert, own=own: self.load_expert(expert, own))
+                _try(error_msgs, prefix, partial(self.load_expert, expert, own))
         if strict:
             unexpected_keys += [name for name in state_dict if name.startswith(prefix) and name not in known]
 
@@ -182,7 +183,7 @@ def _bf16(bits: Tensor) -> Tensor:
 
 
 def _register(
-    module: nn.Module, prefix: str, leading: tuple[int, ...], num_cols: int, group_size: int, device: Any
+    module: nn.Module, prefix: str, leading: tuple[int, ...], num_cols: int, group_size: int, device: Device
 ) -> None:
     num_tiles = -(-num_cols // TILE_COLS)
     shape = (*leading[:-1], num_tiles, leading[-1])
@@ -192,29 +193,28 @@ def _register(
     module.register_buffer(prefix + "scale", scale)
 
 
-def _repacked(tensors: Mapping[str, Tensor], shape: tuple[int, int], *, group_size: int, device: Any) -> Int4Tiles:
+def _repacked(tensors: Mapping[str, Tensor], shape: tuple[int, int], *, group_size: int, device: Device) -> Int4Weight:
     packed, scale, stored = (tensors[part] for part in PARTS)
-    wanted = (shape[0], shape[1] // 8), (shape[0], shape[1] // group_size)
-    if tuple(stored.tolist()) != shape or (tuple(packed.shape), tuple(scale.shape)) != wanted:
-        raise ValueError(
-            f"a weight {shape} in groups of {group_size} has words {wanted[0]} and scales {wanted[1]}, "
-            f"not {tuple(packed.shape)} and {tuple(scale.shape)} of {tuple(stored.tolist())}"
-        )
+    if tuple(stored.tolist()) != shape or packed.ndim != 2:
+        raise ValueError(f"a weight {shape} is stored as words {tuple(packed.shape)} of {tuple(stored.tolist())}")
+    check_weight(Int4Weight(packed, scale), num_rows=shape[0], num_cols=shape[1], group_size=group_size)
     return repack(packed.to(device), scale.to(device), group_size=group_size)
 
 
-def _parts(tiles: Int4Tiles, num_cols: int, group_size: int) -> dict[str, Tensor]:
+def _parts(tiles: Int4Weight, num_cols: int, group_size: int) -> dict[str, Tensor]:
     packed, scale = unrepack(tiles, num_cols=num_cols, group_size=group_size)
     return dict(zip(PARTS, (packed, scale, torch.tensor([len(packed), num_cols], dtype=torch.int64)), strict=True))
 
 
-def _taken(state_dict: Mapping[str, Any], prefix: str, names: Any, missing_keys: list[str]) -> dict[str, Tensor] | None:
+def _taken(
+    state_dict: Mapping[str, Tensor], prefix: str, names: Iterable[str], missing_keys: list[str]
+) -> dict[str, Tensor] | None:
     missing = [prefix + name for name in names if prefix + name not in state_dict]
     missing_keys += missing
     return None if missing else {name: state_dict[prefix + name] for name in names}
 
 
-def _try(error_msgs: list[str], prefix: str, load: Any) -> None:
+def _try(error_msgs: list[str], prefix: str, load: Callable[[], None]) -> None:
     try:
         load()
     except ValueError as error:

@@ -3,18 +3,20 @@
 Bytes: every expert that is chosen is read once, 0.5 + 2 / group a weight; activations are a few percent of that up to
 64 tokens. GLM-5.2 at TP8 in groups of 32: 2.65 MB an expert, so 5 us for one token and 137 us for 64 at 4.3 TB/s. One
 to four tokens are not sorted: each pair of token and expert is a block of its own, and the columns of gate and up are
-split, so that eight experts give every processor work. Nothing waits for the GPU, and no sum depends on its timing.
+split, so that eight experts give every SM work. Nothing waits for the GPU, and no sum depends on its timing.
 """
+
+from typing import NamedTuple
 
 import torch
 import triton
 
-from quantkit_kernels.launch import IS_INTERPRETED, launches
+from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.moe_align import sort_by_expert
 from quantkit_kernels.moe_jit import down_kernel, gate_up_kernel, silu_kernel, sum_kernel
-from quantkit_kernels.tiles import MoeTile, moe_tile
-from quantkit_kernels.tuned import gpu_name
-from quantkit_kernels.word_order import TILE_COLS, check_int4, check_kinds
+from quantkit_kernels.tiles import MoeShape, MoeTile, moe_tile
+from quantkit_kernels.tuned import gpu_of
+from quantkit_kernels.word_order import Int4Weight, check_contiguous, check_weight
 
 _COLUMNS = 1024  # of one program that only adds
 
@@ -40,47 +42,53 @@ def int4_moe(
     of other ranks. Ids that name no expert add nothing. Hidden values are rounded to BF16, and so is each expert's
     output. Raises ValueError for what does not go together.
     """
+    gate_up, down = Int4Weight(gate_up_packed, gate_up_scale), Int4Weight(down_packed, down_scale)
+    num_experts, width = _check(x, gate_up, down, group_size=group_size)
     num_tokens, num_cols = x.shape
-    top_k = topk_ids.shape[-1]
-    num_experts, width = _check(x, gate_up_packed, gate_up_scale, down_packed, down_scale, group_size=group_size)
     if topk_ids.shape != topk_weights.shape or topk_ids.shape[:-1] != (num_tokens,):
         raise ValueError(f"{num_tokens} tokens, weights {tuple(topk_weights.shape)}, ids {tuple(topk_ids.shape)}")
     own_map = None if expert_map is None else expert_map.contiguous()
     for name, ids in (("topk_ids", topk_ids), ("expert_map", own_map)):
         if ids is not None and (ids.dtype not in (torch.int32, torch.int64) or ids.device != x.device):
             raise ValueError(f"{name} is int32 or int64 on {x.device}, not {ids.dtype} on {ids.device}")
-    out = torch.empty((num_tokens, num_cols), dtype=x.dtype, device=x.device)
-    if out.numel() == 0:
-        return out
-    experts = (num_experts, width, num_cols)
-    tile = moe_tile(num_tokens=num_tokens, top_k=top_k, experts=experts, gpu=gpu_name(x.device))
-    run_moe(
-        out,
-        x.to(torch.bfloat16).contiguous(),
-        (gate_up_packed, gate_up_scale),
-        (down_packed, down_scale),
-        (topk_weights.float().contiguous(), topk_ids.contiguous(), own_map),
-        tile=tile,
-        group_size=group_size,
+    if x.numel() == 0:
+        return torch.empty_like(x)
+    check_runs(x)
+    tile = moe_tile(
+        MoeShape(num_experts, width, num_cols, group_size, topk_ids.shape[1]),
+        num_tokens=num_tokens,
+        num_global=None if own_map is None else len(own_map),
+        is_repacked=gate_up.words.ndim == 4,
+        gpu=gpu_of(x.device),
     )
-    return out
+    router = Router(topk_weights.float().contiguous(), topk_ids.contiguous(), own_map)
+    tokens = x.to(torch.bfloat16).contiguous()
+    return run_moe(tokens, gate_up, down, router, tile=tile, group_size=group_size, dtype=x.dtype)
+
+
+class Router(NamedTuple):
+    """``weights`` float32 and ``ids`` [T, k], ``expert_map`` as ``int4_moe`` takes it; all contiguous."""
+
+    weights: torch.Tensor
+    ids: torch.Tensor
+    expert_map: torch.Tensor | None = None
 
 
 def run_moe(
-    out: torch.Tensor,
     x: torch.Tensor,
-    gate_up: tuple[torch.Tensor, torch.Tensor],
-    down: tuple[torch.Tensor, torch.Tensor],
-    router: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    gate_up: Int4Weight,
+    down: Int4Weight,
+    router: Router,
     *,
     tile: MoeTile,
     group_size: int,
-) -> None:
-    """Fill ``out`` with a tile of the caller's choice; everything is contiguous and checked."""
+    dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """[T, H] in ``dtype`` with a tile of the caller's choice; everything is contiguous and checked, ``x`` BF16."""
     weights, ids, expert_map = router
     (num_tokens, num_cols), top_k = x.shape, ids.shape[-1]
-    num_pairs, num_experts = num_tokens * top_k, gate_up[0].shape[0]
-    width = gate_up[0].shape[-2] // 2
+    num_pairs, num_experts = num_tokens * top_k, gate_up.words.shape[0]
+    width = gate_up.words.shape[-2] // 2
     no_map = expert_map if expert_map is not None else ids
     num_global = 0 if expert_map is None else len(expert_map)
     if tile.is_sorted:
@@ -97,7 +105,7 @@ def run_moe(
         "WARPS": tile.num_warps,
         "IS_SORTED": tile.is_sorted,
         "HAS_MAP": expert_map is not None,
-        "IS_REPACKED": gate_up[0].ndim == 4,
+        "IS_REPACKED": gate_up.words.ndim == 4,
         "INTERPRET": IS_INTERPRETED,
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
@@ -125,6 +133,7 @@ def run_moe(
             parts, hidden, num_pairs, I=width, SPLIT_K=tile.split_k, BLOCK=_COLUMNS, INTERPRET=IS_INTERPRETED
         )
     outputs = x.new_empty((num_pairs, num_cols))
+    out = x.new_empty((num_tokens, num_cols), dtype=dtype)
     down_kernel[(triton.cdiv(num_cols, tile.down_n) * most_blocks,)](
         hidden, *down, weights, outputs, *blocks, N=num_cols, K=width, BLOCK_N=tile.down_n, **common
     )
@@ -141,41 +150,21 @@ def run_moe(
         HAS_MAP=expert_map is not None,
         INTERPRET=IS_INTERPRETED,
     )
+    return out
 
 
-def _check(
-    x: torch.Tensor,
-    gate_up_packed: torch.Tensor,
-    gate_up_scale: torch.Tensor,
-    down_packed: torch.Tensor,
-    down_scale: torch.Tensor,
-    *,
-    group_size: int,
-) -> tuple[int, int]:
+def _check(x: torch.Tensor, gate_up: Int4Weight, down: Int4Weight, *, group_size: int) -> tuple[int, int]:
     """Number of experts, and their width."""
-    if x.dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"activations are BF16 or FP16, not {x.dtype}")
-    if gate_up_packed.ndim != down_packed.ndim or gate_up_packed.ndim not in (3, 4):
+    if x.dtype not in (torch.bfloat16, torch.float16) or x.ndim != 2:
+        raise ValueError(f"activations are BF16 or FP16 [tokens, columns], not {x.dtype} {tuple(x.shape)}")
+    if gate_up.words.ndim != down.words.ndim or gate_up.words.ndim not in (3, 4):
         raise ValueError("gate and up, and down, are both as stored [E, R, C / 8] or both repacked [E, K, R, 16]")
-    num_experts, num_cols, width = len(gate_up_packed), x.shape[-1], gate_up_packed.shape[-2] // 2
-    for name, words, scale, rows, cols in (
-        ("gate_up", gate_up_packed, gate_up_scale, 2 * width, num_cols),
-        ("down", down_packed, down_scale, num_cols, width),
-    ):
-        if words.ndim == 3:
-            check_int4(words, scale, group_size=group_size)
-            wanted: tuple[int, ...] = (num_experts, rows, cols // 8)
-            scales: tuple[int, ...] = (num_experts, rows, cols // group_size)
-        else:
-            num_tiles = -(-cols // TILE_COLS)
-            check_kinds(words, scale, group_size=group_size)
-            wanted = (num_experts, num_tiles, rows, TILE_COLS // 8)
-            scales = (num_experts, num_tiles, rows, TILE_COLS // group_size)
-        if (tuple(words.shape), tuple(scale.shape)) != (wanted, scales) or cols % group_size:
-            raise ValueError(
-                f"{name} of {num_experts} experts, {rows} rows and {cols} columns wants words {wanted} and scales "
-                f"{scales}, not {tuple(words.shape)} and {tuple(scale.shape)}"
-            )
-        if not (words.is_contiguous() and scale.is_contiguous()):
-            raise ValueError(f"{name} is not contiguous: it would be copied at every call")
-    return num_experts, width
+    num_cols, experts = x.shape[1], (len(gate_up.words),)
+    num_rows = check_weight(gate_up, num_cols=num_cols, group_size=group_size, experts=experts, name="gate_up")
+    if num_rows % 2:
+        raise ValueError(f"gate_up has {num_rows} rows, as many of the gate as of up")
+    width = num_rows // 2
+    check_weight(down, num_cols=width, group_size=group_size, num_rows=num_cols, experts=experts, name="down")
+    for name, weight in (("gate_up", gate_up), ("down", down)):
+        check_contiguous(weight, name=name)
+    return experts[0], width

@@ -6,8 +6,8 @@ A block is up to ``BLOCK_M`` pairs of one expert; without sorting each pair is a
 import triton
 import triton.language as tl
 
-from quantkit_kernels.gemm_jit import load_tile, narrow
-from quantkit_kernels.int4_decode_jit import row_of
+from quantkit_kernels.gemm_jit import load_activations, load_tile, narrow
+from quantkit_kernels.int4_decode_jit import TILE_COLS, row_of
 from quantkit_kernels.moe_align_jit import local_expert
 
 
@@ -38,22 +38,6 @@ def _block_of(  # type: ignore[no-untyped-def]
         pairs = tl.where(item == 0, block, num_pairs).to(tl.int64)
         expert = local_expert(tl.load(experts_ptr + block), map_ptr, num_global, NUM_EXPERTS, HAS_MAP)
     return pairs, expert
-
-
-@triton.jit
-def _load_inputs(  # type: ignore[no-untyped-def]
-    x_ptr, rows, is_pair, tile, K: tl.constexpr, BLOCK_M: tl.constexpr, IS_WHOLE: tl.constexpr, INTERPRET: tl.constexpr
-):
-    """Activations [128, BLOCK_M] of a tile of columns; ``IS_WHOLE``: all of them are there."""
-    at = tile * 128 + tl.arange(0, 128)
-    if IS_WHOLE:
-        inside = tl.broadcast_to(is_pair[None, :], (128, BLOCK_M))
-    else:
-        inside = (at < K)[:, None] & is_pair[None, :]
-    x = tl.load(x_ptr + rows[None, :] * K + at[:, None], mask=inside, other=0.0)
-    if INTERPRET:
-        x = x.to(tl.float32)
-    return x
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_global"])
@@ -95,11 +79,11 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     if expert == NUM_EXPERTS:
         return
     is_pair = pairs < num_pairs
-    NUM_TILES: tl.constexpr = (K + 127) // 128
+    NUM_TILES: tl.constexpr = (K + TILE_COLS - 1) // TILE_COLS
     PER_SPLIT: tl.constexpr = (NUM_TILES + SPLIT_K - 1) // SPLIT_K
     HAS_ALL_TILES: tl.constexpr = PER_SPLIT * SPLIT_K == NUM_TILES
     IS_WHOLE: tl.constexpr = I % BLOCK_N == 0 and HAS_ALL_TILES
-    HAS_ALL_COLS: tl.constexpr = K % 128 == 0 and HAS_ALL_TILES
+    HAS_ALL_COLS: tl.constexpr = NUM_TILES * TILE_COLS == K and HAS_ALL_TILES
     words, scales = _of_expert(words_ptr, scale_ptr, expert, 2 * I, K, GROUP, IS_REPACKED)
     split = tl.program_id(2)
     first = (tl.program_id(0) % ROW_BLOCKS) * BLOCK_N
@@ -109,7 +93,7 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     for step in range(PER_SPLIT):
         tile = split * PER_SPLIT + step
         mask = loaded < tl.where(tile < NUM_TILES, I, 0)
-        x = _load_inputs(x_ptr, pairs // TOP_K, is_pair, tile, K, BLOCK_M, HAS_ALL_COLS, INTERPRET)
+        x = load_activations(x_ptr, pairs // TOP_K, is_pair, tile, K, BLOCK_M, HAS_ALL_COLS, INTERPRET)
         weights = load_tile(
             words, scales, tile, loaded, mask, 2 * I, K, GROUP, BLOCK_N, WARPS, IS_WHOLE, IS_REPACKED, INTERPRET
         )
@@ -190,13 +174,13 @@ def down_kernel(  # type: ignore[no-untyped-def]
     if expert == NUM_EXPERTS:
         return
     is_pair = pairs < num_pairs
-    NUM_TILES: tl.constexpr = (K + 127) // 128
+    NUM_TILES: tl.constexpr = (K + TILE_COLS - 1) // TILE_COLS
     words, scales = _of_expert(words_ptr, scale_ptr, expert, N, K, GROUP, IS_REPACKED)
     first = (tl.program_id(0) % ROW_BLOCKS) * BLOCK_N
     loaded = (first + row_of(tl.arange(0, BLOCK_N), WARPS)).to(tl.int64)
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for tile in range(NUM_TILES):
-        x = _load_inputs(hidden_ptr, pairs, is_pair, tile, K, BLOCK_M, K % 128 == 0, INTERPRET)
+        x = load_activations(hidden_ptr, pairs, is_pair, tile, K, BLOCK_M, NUM_TILES * TILE_COLS == K, INTERPRET)
         weights = load_tile(
             words,
             scales,
@@ -256,6 +240,6 @@ def _of_expert(  # type: ignore[no-untyped-def]
     IS_REPACKED: tl.constexpr,
 ):
     """Where an expert's words and scales begin; a repacked weight has whole tiles."""
-    COLS: tl.constexpr = (K + 127) // 128 * 128 if IS_REPACKED else K
+    COLS: tl.constexpr = (K + TILE_COLS - 1) // TILE_COLS * TILE_COLS if IS_REPACKED else K
     wide = expert.to(tl.int64)
     return words_ptr + wide * (N * COLS // 8), scale_ptr + wide * (N * COLS // GROUP)

@@ -1,6 +1,6 @@
 """The products as operators of torch: seen as one by torch.compile, and recorded by CUDA graphs.
 
-A tensor on a GPU goes to the kernels (in Triton's interpreter every one), on the processor to the plain twin.
+A tensor on a GPU goes to the kernels (in Triton's interpreter every one), on a CPU to the plain twin.
 """
 
 import torch
@@ -10,7 +10,7 @@ from quantkit_kernels import reference
 from quantkit_kernels.gemm import int4_gemm
 from quantkit_kernels.launch import IS_INTERPRETED
 from quantkit_kernels.moe import int4_moe
-from quantkit_kernels.word_order import Int4Tiles, unrepack
+from quantkit_kernels.word_order import Int4Weight, unrepack
 
 
 @torch.library.custom_op("quantkit::int4_linear", mutates_args=())
@@ -18,7 +18,7 @@ def int4_linear(x: Tensor, words: Tensor, scale: Tensor, group_size: int) -> Ten
     """``int4_gemm`` of repacked weights."""
     if x.is_cuda or IS_INTERPRETED:
         return int4_gemm(x, words, scale, group_size=group_size)
-    weight = unrepack(Int4Tiles(words, scale), num_cols=x.shape[-1], group_size=group_size)
+    weight = unrepack(Int4Weight(words, scale), num_cols=x.shape[-1], group_size=group_size)
     return reference.int4_gemm(x, *weight, group_size=group_size)
 
 
@@ -40,7 +40,7 @@ def int4_experts(
     expert_map: Tensor | None = None,
 ) -> Tensor:
     """``int4_moe`` of repacked weights."""
-    gate_up, down = Int4Tiles(gate_up_words, gate_up_scale), Int4Tiles(down_words, down_scale)
+    gate_up, down = Int4Weight(gate_up_words, gate_up_scale), Int4Weight(down_words, down_scale)
     if x.is_cuda or IS_INTERPRETED:
         return int4_moe(x, *gate_up, *down, topk_weights, topk_ids, group_size=group_size, expert_map=expert_map)
     width = gate_up_words.shape[-2] // 2

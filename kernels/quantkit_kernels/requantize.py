@@ -3,8 +3,9 @@
 Every sum of the search is one of integers below 2**53, so it is exact in any order; every division is the IEEE one, or
 rounds as it would; no multiplication is fused with an addition. Traffic is 1 + 0.5 + 2 / group bytes a weight: 1.56 for
 groups of 32, which leaves room for 10.8 instructions a weight at the bandwidth of an H200. absmax has 12 (see
-absmax_jit.py), so it can reach 90 %. The search does about 40 operations for each weight and candidate: it is bound by
-those, and still faster than the disk and the bus to the GPU.
+absmax_jit.py), so it can reach 90 %; float32, and FP8 with several scales a group, become BF16 for it first, as the
+specification rounds them. The search does about 40 operations for each weight and candidate: it is bound by those, and
+still faster than the disk and the bus to the GPU.
 
 Suffixes: ``R`` rows, ``C`` columns, ``G`` groups along C, ``B`` blocks of the FP8 scale, ``W`` packed words.
 """
@@ -15,8 +16,8 @@ import torch
 import triton
 
 from quantkit_kernels.absmax_jit import absmax_kernel
-from quantkit_kernels.launch import IS_INTERPRETED, launches
-from quantkit_kernels.requantize_jit import FP8_CODES, FP8_VALUES, VALUES, error_kernel, quantize_kernel, row_kernel
+from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
+from quantkit_kernels.requantize_jit import FP8_CODES, FP8_VALUES, VALUES, error_kernel, row_kernel, search_kernel
 
 Scales = Literal["search", "absmax"]
 CANDIDATES: dict[int, tuple[float, ...]] = {
@@ -27,8 +28,8 @@ CANDIDATES: dict[int, tuple[float, ...]] = {
 """Per group size, the code that each candidate of the search gives the largest magnitude before clamping."""
 
 MAX_IMPORTANCE = 2**16 - 1
-TILE = 512  # weights of one program: registers hold them all
-ABSMAX_TILE = 2048  # 32 a thread: a whole group of 32, in loads of 16 bytes
+WEIGHTS_PER_PROGRAM = 512  # registers hold them all
+ABSMAX_WEIGHTS = 2048  # 32 a thread: a whole group of 32, in loads of 16 bytes
 ENOUGH_PROGRAMS, MOST_ROWS = 4096, 16  # what fills a GPU; what a program takes one after the other
 ERROR_GROUPS = 128  # groups of one program: one for each thread
 OPTIONS = {"enable_fp_fusion": False, "num_warps": 4}
@@ -66,8 +67,8 @@ def requantize_fp8_to_int4(
     scale_inv: torch.Tensor,
     *,
     group_size: int,
-    scales: Scales = "search",
-    signed: bool = True,
+    scales: Scales,
+    signed: bool,
     importance: torch.Tensor | None = None,
     block: tuple[int, int] = (128, 128),
 ) -> Int4:
@@ -108,23 +109,24 @@ def quantize(
         raise ValueError(f"importance is for the search, as contiguous int32, not {levels.dtype} for {scales}")
     if levels is not None and (levels.shape != source.array.shape[1:] or levels.device != source.array.device):
         raise ValueError(f"importance is [{source.array.shape[1]}] on {source.array.device}, not {levels.shape}")
+    check_runs(source.array)
     num_rows, num_cols = source.array.shape
     device = source.array.device
     packed = torch.empty((num_rows, num_cols // 8), dtype=torch.int32, device=device)
     scale = torch.empty((num_rows, num_cols // group_size), dtype=torch.int16, device=device)
-    if scales == "absmax" and _has_words(source, group_size):
-        _quantize_words(source, packed, scale, group_size=group_size)
+    if scale.numel() and scales == "absmax":
+        _quantize_words(_in_words(source, group_size), packed, scale, group_size=group_size)
     elif scale.numel():
-        block_groups = TILE // group_size
-        quantize_kernel[(triton.cdiv(scale.numel(), block_groups),)](
-            *_source_arguments(source, group_size, is_search=scales == "search"),
+        block_groups = WEIGHTS_PER_PROGRAM // group_size
+        search_kernel[(triton.cdiv(scale.numel(), block_groups),)](
+            *_source_arguments(source, group_size, as_codes=True),
             packed if levels is None else levels,
             packed,
             scale,
             scale.numel(),
             GROUP=group_size,
             BLOCK_G=block_groups,
-            CANDIDATES=CANDIDATES[group_size] if scales == "search" else (),
+            CANDIDATES=CANDIDATES[group_size],
             SIGNED=signed,
             HAS_IMPORTANCE=levels is not None,
             **OPTIONS,
@@ -132,18 +134,25 @@ def quantize(
     return Int4(packed, scale.view(torch.bfloat16))
 
 
-def _has_words(source: Source, group_size: int) -> bool:
-    """Whether the source can be read in words of 64 bits, a group at a time: FP8 with one scale a group, or BF16."""
-    has_one_scale = source.scale is None or source.block[1] % group_size == 0
-    return has_one_scale and source.array.dtype != torch.float32 and source.array.data_ptr() % 8 == 0
+def _in_words(source: Source, group_size: int) -> Source:
+    """What can be read in words of 64 bits, a group at a time: FP8 with one scale a group, else the weight in BF16."""
+    array = source.array
+    if source.scale is not None and source.block[1] % group_size:
+        row, column = (
+            (torch.arange(size, device=array.device) + offset) // step
+            for size, offset, step in zip(array.shape, (source.row_offset, 0), source.block, strict=True)
+        )
+        values = array.view(torch.float8_e4m3fn).float() * source.scale[row][:, column]
+        return Source(values.to(torch.bfloat16))
+    if array.dtype == torch.float32:
+        return Source(array.to(torch.bfloat16))
+    return source if array.data_ptr() % 8 == 0 else source._replace(array=array.clone())
 
 
 def _quantize_words(source: Source, packed: torch.Tensor, scale: torch.Tensor, *, group_size: int) -> None:
     num_rows, num_cols = source.array.shape
-    tile_groups = ABSMAX_TILE // group_size
+    tile_groups = ABSMAX_WEIGHTS // group_size
     num_tiles = triton.cdiv(num_cols // group_size, tile_groups)
-    if not scale.numel():
-        return
     rows_per_program = min(max(num_rows * num_tiles // ENOUGH_PROGRAMS, 1), MOST_ROWS)
     blocks = source.array if source.scale is None else source.scale
     absmax_kernel[(triton.cdiv(num_rows, rows_per_program) * num_tiles,)](
@@ -176,7 +185,7 @@ def row_errors(source: Source, int4: Int4, *, group_size: int) -> RowErrors:
     rows = torch.zeros((2, num_rows), dtype=torch.float64, device=source.array.device)
     if num_groups:
         error_kernel[(triton.cdiv(num_groups, ERROR_GROUPS),)](
-            *_source_arguments(source, group_size, is_search=False),
+            *_source_arguments(source, group_size, as_codes=False),
             int4.packed,
             int4.scale.view(torch.int16),
             sums,
@@ -190,14 +199,14 @@ def row_errors(source: Source, int4: Int4, *, group_size: int) -> RowErrors:
     return RowErrors(rows[0], rows[1])
 
 
-def _source_arguments(source: Source, group_size: int, *, is_search: bool) -> tuple[object, ...]:
-    """Pointers, geometry and kind, as the kernels take them."""
+def _source_arguments(source: Source, group_size: int, *, as_codes: bool) -> tuple[object, ...]:
+    """Pointers, geometry and kind, as the kernels take them; ``as_codes``: FP8 as integers if a group has one scale."""
     num_cols = source.array.shape[1]
     if source.scale is None:
         return source.array, source.array, num_cols, 0, 1, 1, 1, VALUES, 1
     block_rows, block_cols = source.block
     has_one_scale = block_cols % group_size == 0
-    kind = FP8_CODES if has_one_scale and is_search else FP8_VALUES
+    kind = FP8_CODES if has_one_scale and as_codes else FP8_VALUES
     geometry = (num_cols, source.row_offset, block_rows, block_cols, source.scale.shape[1])
     return source.array.view(torch.uint8), source.scale, *geometry, kind, group_size if has_one_scale else 1
 

@@ -6,37 +6,18 @@ Suffixes as there. A tile is ``BLOCK_G`` groups of ``GROUP`` weights, numbered a
 import triton
 import triton.language as tl
 
-from quantkit_kernels.bits_jit import bf16_word, load_values
+from quantkit_kernels.bits_jit import ZERO_GROUP_SCALE, e4m3_ints, e4m3_values, load_values, round_even
 
 # kinds of source: E4M3 codes as integers of 2**-9, E4M3 codes as values, BF16 or float32 values;
 # SCALE_STEP: columns that share a scale, those of a group or one
 FP8_CODES, FP8_VALUES, VALUES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _MAX_WEIGHT = tl.constexpr(2**18 - 1)
-_ZERO_GROUP_SCALE = tl.constexpr(0x3C00)  # BF16 2**-7
 _MIN_NORMAL = tl.constexpr(2.0**-126)
-_ROUND_F32 = tl.constexpr(1.5 * 2**23)  # added and taken away again, it rounds to an integer, ties to even
-_ROUND_F64 = tl.constexpr(1.5 * 2**52)
-
-
-@triton.jit
-def _e4m3_ints(codes):  # type: ignore[no-untyped-def]
-    """E4M3 codes (not NaN) as integers of 2**-9."""
-    code = codes.to(tl.int32)
-    exponent = (code >> 3) & 15
-    mantissa = code & 7
-    magnitude = tl.where(exponent == 0, mantissa, (mantissa + 8) << tl.maximum(exponent - 1, 0))
-    return tl.where((code & 0x80) != 0, -magnitude, magnitude)
 
 
 @triton.jit
 def _round_codes(values, inverse):  # type: ignore[no-untyped-def]
-    clamped = tl.minimum(tl.maximum(values * inverse, -8.0), 7.0)
-    return (clamped + _ROUND_F32) - _ROUND_F32
-
-
-@triton.jit
-def _load_ints(source_ptr, offsets, mask):  # type: ignore[no-untyped-def]
-    return _e4m3_ints(tl.load(source_ptr + offsets, mask=mask, other=0))
+    return round_even(tl.minimum(tl.maximum(values * inverse, -8.0), 7.0))
 
 
 @triton.jit
@@ -113,23 +94,11 @@ def _search(  # type: ignore[no-untyped-def]
     is_zero = (amax == 0) | (unit == 0.0)
     inverse = tl.where(is_zero, 0.0, (unit / magnitude).to(tl.float32) * flip)
     bits = tl.where(flip < 0.0, bits | 0x8000, bits)
-    return inverse, tl.where(is_zero, _ZERO_GROUP_SCALE, bits)
+    return inverse, tl.where(is_zero, ZERO_GROUP_SCALE, bits)
 
 
 @triton.jit
-def _absmax(values):  # type: ignore[no-untyped-def]
-    """Quotients to round, and the bits of the scales: each step is one of float32, rounded to BF16."""
-    rounded = bf16_word(values).to(tl.float32, bitcast=True)
-    amax = tl.max(tl.abs(rounded), axis=1)
-    bits = bf16_word(tl.math.div_rn(amax, tl.full(amax.shape, 7.5, tl.float32)))
-    bits = tl.where(bits == 0, _ZERO_GROUP_SCALE << 16, bits)
-    scale = tl.broadcast_to(bits.to(tl.float32, bitcast=True)[:, None], rounded.shape)
-    quotient = bf16_word(tl.math.div_rn(rounded, scale)).to(tl.float32, bitcast=True)
-    return quotient, bits >> 16
-
-
-@triton.jit
-def quantize_kernel(  # type: ignore[no-untyped-def]
+def search_kernel(  # type: ignore[no-untyped-def]
     source_ptr,
     scale_ptr,
     num_cols,
@@ -149,7 +118,7 @@ def quantize_kernel(  # type: ignore[no-untyped-def]
     SIGNED: tl.constexpr,
     HAS_IMPORTANCE: tl.constexpr,
 ):
-    """Packed words and scales of ``BLOCK_G`` groups; no candidates means absmax."""
+    """Packed words and scales of ``BLOCK_G`` groups."""
     group = tl.program_id(0).to(tl.int64) * BLOCK_G + tl.arange(0, BLOCK_G)
     is_group = group < num_groups
     offsets = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -163,29 +132,23 @@ def quantize_kernel(  # type: ignore[no-untyped-def]
             scale_ptr, group * GROUP, is_group, num_cols, row_offset, block_rows, block_cols, scale_cols
         )
     if KIND == FP8_CODES:
-        x = _load_ints(source_ptr, offsets, mask)
+        x = e4m3_ints(tl.load(source_ptr + offsets, mask=mask, other=0))
         inverse, bits = _search(x, scale.to(tl.float64) * (2.0**-9), levels, GROUP, CANDIDATES, SIGNED)
-        scaled = x.to(tl.float32)
     else:
         if KIND == FP8_VALUES:
             if SCALE_STEP == GROUP:
                 scale = scale[:, None]
             else:
                 scale = _load_scale(scale_ptr, offsets, mask, num_cols, row_offset, block_rows, block_cols, scale_cols)
-            scaled = _load_ints(source_ptr, offsets, mask).to(tl.float32) * (2.0**-9) * scale
+            scaled = e4m3_values(tl.load(source_ptr + offsets, mask=mask, other=0)) * scale
         else:
             scaled = load_values(source_ptr, offsets, mask)
-        if len(CANDIDATES) == 0:
-            scaled, bits = _absmax(scaled)
-            inverse = tl.full(bits.shape, 1.0, tl.float32)
-        else:
-            amax = tl.max(tl.abs(scaled), axis=1).to(tl.float64)
-            divisor = tl.where(amax == 0.0, 1.0, amax)
-            ratio = scaled.to(tl.float64) * 65536.0 / divisor[:, None]
-            x = ((ratio + _ROUND_F64) - _ROUND_F64).to(tl.int32)
-            inverse, bits = _search(x, amax * (2.0**-16), levels, GROUP, CANDIDATES, SIGNED)
-            scaled = x.to(tl.float32)
-    code = _round_codes(scaled, inverse[:, None]).to(tl.int32) + 8
+        amax = tl.max(tl.abs(scaled), axis=1).to(tl.float64)
+        divisor = tl.where(amax == 0.0, 1.0, amax)
+        ratio = scaled.to(tl.float64) * 65536.0 / divisor[:, None]
+        x = round_even(ratio).to(tl.int32)
+        inverse, bits = _search(x, amax * (2.0**-16), levels, GROUP, CANDIDATES, SIGNED)
+    code = _round_codes(x.to(tl.float32), inverse[:, None]).to(tl.int32) + 8
     shift = 4 * tl.arange(0, 8)
     # a sum of bits that do not meet; it wraps into the sign
     words = tl.sum(tl.reshape(code, (BLOCK_G, GROUP // 8, 8)) << shift[None, None, :], axis=2)
@@ -229,7 +192,7 @@ def error_kernel(  # type: ignore[no-untyped-def]
             if KIND == FP8_VALUES:
                 if SCALE_STEP == 1:
                     scale = _load_scale(scale_ptr, at, mask, num_cols, row_offset, block_rows, block_cols, scale_cols)
-                value = _load_ints(source_ptr, at, mask).to(tl.float32) * (2.0**-9) * scale
+                value = e4m3_values(tl.load(source_ptr + at, mask=mask, other=0)) * scale
             else:
                 value = load_values(source_ptr, at, mask)
             wide = value.to(tl.float64)

@@ -1,26 +1,19 @@
 """How many programs share a sequence, and what joins their results: the host's part of both decode kernels."""
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 
-from quantkit_kernels.attention_jit import merge_kernel
+from quantkit_kernels.attention_jit import merge_splits_kernel
+from quantkit_kernels.tiles import AttentionTile
+from quantkit_kernels.tuned import gpu_of
 
+LOG2_E = 1.4426950408889634
 MAX_SPLITS = 256
 SPLIT_COST = 2  # what a program costs beside its blocks, in blocks: its start, and its part of the merge
-NUM_SMS = 132  # of an H200, where torch sees no GPU
 MERGE_SPLITS, MERGE_COLUMNS = 16, 128  # a tile of the merge kernel
-
-
-class Tile(NamedTuple):
-    """What one program works on. ``per_sm``: programs that an SM holds at once, by registers and shared memory."""
-
-    block_heads: int
-    num_warps: int
-    num_stages: int
-    per_sm: int
 
 
 @cache
@@ -38,9 +31,8 @@ def plan_splits(num_programs: int, num_blocks: int, num_slots: int) -> int:
     return min(range(1, max(min(num_blocks, MAX_SPLITS), 1) + 1), key=cost)
 
 
-def num_slots(device: torch.device, tile: Tile) -> int:
-    num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else NUM_SMS
-    return num_sms * tile.per_sm
+def num_slots(device: torch.device, tile: AttentionTile) -> int:
+    return gpu_of(device).num_sms * tile.per_sm
 
 
 class Parts:
@@ -61,7 +53,7 @@ class Parts:
         """The whole output and its lse, a natural logarithm."""
         if self.num_splits > 1 and self.out.numel():
             width = self.out.shape[-1]
-            merge_kernel[(self.lse.numel(), triton.cdiv(width, MERGE_COLUMNS))](
+            merge_splits_kernel[(self.lse.numel(), triton.cdiv(width, MERGE_COLUMNS))](
                 self.part_out,
                 self.part_lse,
                 self.out,

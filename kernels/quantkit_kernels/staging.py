@@ -24,8 +24,13 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
-HostSource = tuple[NDArray[Any], NDArray[np.float32] | None, tuple[int, int], int]
-"""``Source`` in numpy: FP8 codes (uint8), BF16 bits (uint16) or float32; scale, block, row offset."""
+class HostSource(NamedTuple):
+    """``Source`` in numpy: FP8 codes (uint8) with their scale, BF16 bits (uint16) or float32."""
+
+    array: NDArray[Any]
+    scale: NDArray[np.float32] | None = None
+    block: tuple[int, int] = (1, 1)
+    row_offset: int = 0
 
 
 class HostInt4(NamedTuple):
@@ -55,12 +60,11 @@ class Lane:
 
     def quantize(self, source: HostSource, *, group_size: int, scales: Scales, signed: bool) -> HostInt4:
         """INT4 groups and their error. Raises MemoryError where the device has none left."""
-        array_RC, scale_BB, block, row_offset = source
         try:
             with self._on_device():
-                array = self._upload("array", array_RC).view(_DTYPES[array_RC.dtype])
-                scale = None if scale_BB is None else self._upload("block scale", scale_BB)
-                on_device = Source(array, scale, block, row_offset)
+                array = self._upload("array", source.array).view(_DTYPES[source.array.dtype])
+                scale = None if source.scale is None else self._upload("block scale", source.scale)
+                on_device = Source(array, scale, source.block, source.row_offset)
                 int4 = quantize(on_device, group_size=group_size, scales=scales, signed=signed)
                 errors = row_errors(on_device, int4, group_size=group_size)
                 packed = self._download("packed", int4.packed)

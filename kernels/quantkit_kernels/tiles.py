@@ -1,14 +1,20 @@
 """Which part of a product one program takes: by shapes and the GPU alone, so that a call gives the same bytes again.
 
-What was measured on this GPU comes first (``tuned.py``), then what bytes and processors of an H200 ask for.
+What was measured on this GPU comes first (``tuned.py``), then what bytes and SMs ask for.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from quantkit_kernels.launch import LEAST_TOKENS
-from quantkit_kernels.tuned import tuned_tile
+import triton
 
-_PROGRAMS = 264  # two for each processor of an H200
+from quantkit_kernels.kv_layout import Layout
+from quantkit_kernels.tuned import NO_GPU, Gpu, tuned_tile
+from quantkit_kernels.word_order import TILE_COLS
+
+# before Triton 3.9 a dot with 8 columns leaves the tensor cores of a warp group, and shuffles
+LEAST_TOKENS = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 16
+_PROGRAMS_PER_SM = 2
 _MIN_TILES_PER_SPLIT = 4  # of 128 columns: fewer do not fill the pipeline of loads
 
 
@@ -23,19 +29,36 @@ class GemmTile:
     num_stages: int = 4
 
 
-def gemm_tile(*, num_tokens: int, num_rows: int, num_cols: int, gpu: str = "") -> GemmTile:
+class DenseShape(NamedTuple):
+    """A weight, as tables of tiles name it."""
+
+    num_rows: int
+    num_cols: int
+    group_size: int
+
+
+def gemm_tile(shape: DenseShape, *, num_tokens: int, is_repacked: bool = True, gpu: Gpu = NO_GPU) -> GemmTile:
     """As few splits as fill the GPU: each costs four bytes an output, written and read."""
-    tuned = tuned_tile("dense", (num_rows, num_cols), num_tokens=num_tokens, gpu=gpu, make=GemmTile)
-    if tuned is not None:
-        return tuned
-    block_n = 128 if num_rows > 64 else 64
+    if is_repacked:  # tables are of such words
+        tuned = tuned_tile("dense", shape, num_tokens=num_tokens, gpu=gpu.name, make=GemmTile)
+        if tuned is not None:
+            return tuned
+    block_n = 128 if shape.num_rows > 64 else 64
     block_m = max(LEAST_TOKENS, next((size for size in (8, 16, 32) if num_tokens <= size), 64))
-    num_programs = -(-num_rows // block_n) * -(-num_tokens // block_m)
-    num_tiles = -(-num_cols // 128)
+    num_programs = -(-shape.num_rows // block_n) * -(-num_tokens // block_m)
+    return GemmTile(block_n=block_n, block_m=block_m, split_k=_splits(num_programs, shape.num_cols, gpu))
+
+
+def _splits(num_programs: int, num_cols: int, gpu: Gpu) -> int:
+    """The most splits of the columns with which all programs still run at once; a power of two."""
+    num_tiles = -(-num_cols // TILE_COLS)
     split_k = 1
-    while num_programs * split_k * 2 <= _PROGRAMS and num_tiles // (split_k * 2) >= _MIN_TILES_PER_SPLIT:
+    while (
+        num_programs * split_k * 2 <= _PROGRAMS_PER_SM * gpu.num_sms
+        and num_tiles // (split_k * 2) >= _MIN_TILES_PER_SPLIT
+    ):
         split_k *= 2
-    return GemmTile(block_n=block_n, block_m=block_m, split_k=split_k)
+    return split_k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,31 +74,72 @@ class MoeTile:
     num_stages: int = 4
 
 
+class MoeShape(NamedTuple):
+    """The experts that are here, as tables of tiles name them: their number, width, and columns of the input."""
+
+    num_experts: int
+    width: int
+    num_cols: int
+    group_size: int
+    top_k: int
+
+
 _MOST_UNSORTED = 4  # tokens
 _PADDING = 2.5  # experts times block over pairs, from which on a smaller block wastes less
 
 
-def moe_tile(*, num_tokens: int, top_k: int, experts: tuple[int, int, int], gpu: str = "") -> MoeTile:
-    """Small blocks while most experts have few tokens. ``experts``: their number, width, and columns of the input."""
-    tuned = tuned_tile("moe", experts, num_tokens=num_tokens, gpu=gpu, make=MoeTile)
-    if tuned is not None:
-        return tuned
-    num_experts, width, num_cols = experts
-    num_pairs = num_tokens * top_k
+def moe_tile(
+    shape: MoeShape,
+    *,
+    num_tokens: int,
+    num_global: int | None = None,
+    is_repacked: bool = True,
+    gpu: Gpu = NO_GPU,
+) -> MoeTile:
+    """Small blocks while most experts have few tokens. ``num_global``: experts of all ranks, None if all are here."""
+    if is_repacked and num_global is None:  # tables are of such words, and of all experts
+        tuned = tuned_tile("moe", shape, num_tokens=num_tokens, gpu=gpu.name, make=MoeTile)
+        if tuned is not None:
+            return tuned
+    # tokens choose among all experts: a rank has its share of the pairs
+    num_pairs = -(-num_tokens * shape.top_k * shape.num_experts // max(num_global or shape.num_experts, 1))
     is_sorted = num_tokens > _MOST_UNSORTED
     block_m = 64
-    while block_m > LEAST_TOKENS and num_experts * block_m >= _PADDING * num_pairs:
+    while block_m > LEAST_TOKENS and shape.num_experts * block_m >= _PADDING * num_pairs:
         block_m //= 2
     gate_up_n = 64
-    num_programs = -(-width // gate_up_n) * min(num_pairs, num_experts)
-    num_tiles = -(-num_cols // 128)
-    split_k = 1
-    while num_programs * split_k * 2 <= _PROGRAMS and num_tiles // (split_k * 2) >= _MIN_TILES_PER_SPLIT:
-        split_k *= 2
+    num_programs = -(-shape.width // gate_up_n) * min(num_pairs, shape.num_experts)
     return MoeTile(
         gate_up_n=gate_up_n,
-        down_n=128 if num_cols > 64 else 64,
+        down_n=128 if shape.num_cols > 64 else 64,
         block_m=block_m if is_sorted else LEAST_TOKENS,
-        split_k=split_k,
+        split_k=_splits(num_programs, shape.num_cols, gpu),
         is_sorted=is_sorted,
     )
+
+
+class AttentionTile(NamedTuple):
+    """What one program of decode works on. ``per_sm``: programs that an SM holds at once, by registers and memory."""
+
+    block_tokens: int
+    block_heads: int
+    num_warps: int
+    num_stages: int
+    per_sm: int
+
+
+BLOCK_TOKENS = 64  # what fills a wgmma
+
+
+def mla_tile(layout: Layout, num_heads: int) -> AttentionTile:
+    """The tiles that spill nothing on sm_90; tests/kernels/test_mla_decode_compiled.py holds them to it."""
+    if layout == "bf16":
+        return AttentionTile(BLOCK_TOKENS, block_heads=16, num_warps=4, num_stages=2, per_sm=1)
+    if layout == "flat576" and num_heads > 8:
+        return AttentionTile(BLOCK_TOKENS, block_heads=16, num_warps=8, num_stages=2, per_sm=1)
+    return AttentionTile(BLOCK_TOKENS, block_heads=8, num_warps=4, num_stages=2, per_sm=2)
+
+
+def gqa_tile(group: int) -> AttentionTile:
+    """``group``: heads that share one of the cache."""
+    return AttentionTile(BLOCK_TOKENS, block_heads=8 if group <= 8 else 16, num_warps=4, num_stages=3, per_sm=2)

@@ -5,22 +5,27 @@ checkpoint stores as INT4 become ``Int4Linear``, and everything else is loaded a
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
-from quantkit_kernels.modules import PARTS, PROJECTIONS, Int4Experts, Int4Linear
+from quantkit_kernels.modules import PARTS, PROJECTIONS, Device, Int4Experts, Int4Linear
 
 EXPERTS = ("GlmMoeDsaExperts", "Glm4MoeExperts", "DeepseekV3Experts")
 _INDEX = "model.safetensors.index.json"
-
-
-Device = torch.device | str | int | None
+_SCHEME = {
+    "format": "pack-quantized",
+    "num_bits": 4,
+    "type": "int",
+    "symmetric": True,
+    "strategy": "group",
+    "actorder": None,
+    "input_activations": None,
+}
 
 
 def patch(model: nn.Module, directory: str | Path, *, device: Device | Mapping[str, Device] = None) -> nn.Module:
@@ -29,7 +34,7 @@ def patch(model: nn.Module, directory: str | Path, *, device: Device | Mapping[s
     ``model``: GLM-MoE-DSA, GLM-4 MoE or DeepSeek-V3 of transformers, usually built on the meta device; ``device``:
     where everything goes, or a device map as accelerate takes it (names of modules to devices, "" for the rest), whose
     hooks then move activations along. Raises ValueError for experts that are not known, for tensors that the checkpoint
-    lacks, and for modules that the map leaves out.
+    lacks, for INT4 weights of another kind than quantkit's, and for modules that the map leaves out.
     """
     places = _Places(device)
     with _Tensors(Path(directory)) as tensors:
@@ -71,12 +76,7 @@ class _Tensors:
         if not index.is_file():
             raise ValueError(f"{index} is not there: this is no converted checkpoint")
         self.files: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        section = json.loads((directory / "config.json").read_text()).get("quantization_config", {})
-        weights = [group["weights"] for group in section.get("config_groups", {}).values()]
-        sizes = {one["group_size"] for one in weights if one.get("num_bits") == 4}
-        if len(sizes) != 1:
-            raise ValueError(f"{directory / 'config.json'} names no single INT4 group size: {sorted(sizes)}")
-        self.group_size: int = sizes.pop()
+        self.group_size = _group_size(directory / "config.json")
         self._stack, self._open = ExitStack(), dict[str, Any]()
 
     def __enter__(self) -> "_Tensors":
@@ -88,14 +88,40 @@ class _Tensors:
     def __contains__(self, name: str) -> bool:
         return name in self.files
 
+    def check_taken(self, module: str, taken: Iterable[str]) -> None:
+        """Raise ValueError for a tensor of a module beside those that it takes: zero points, an order of columns."""
+        for name in sorted({name for name in self.files if name.startswith(f"{module}.")} - set(taken)):
+            raise ValueError(f"{name} is in the checkpoint, and nothing here takes it")
+
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.files:
             raise ValueError(f"{name} is not in the checkpoint")
         file = self.files[name]
         if file not in self._open:
+            from safetensors import safe_open  # noqa: PLC0415 (only a checkpoint needs it)
+
             self._open[file] = self._stack.enter_context(safe_open(self.directory / file, framework="pt"))
         tensor: Tensor = self._open[file].get_tensor(name)
         return tensor
+
+
+def _group_size(path: Path) -> int:
+    """That of every weight. Raises ValueError for weights that mean anything else than the kernels compute."""
+    section = json.loads(path.read_text()).get("quantization_config") or {}
+    groups = section.get("config_groups") or {}
+    sizes: set[Any] = {(group.get("weights") or {}).get("group_size") for group in groups.values()}
+    if len(sizes) != 1:
+        raise ValueError(f"{path} names no single INT4 group size: {sorted(map(str, sizes))}")
+    for name, group in groups.items():
+        weights = group.get("weights") or {}
+        found = {"format": group.get("format") or section.get("format")}
+        found |= {key: weights.get(key) for key in ("num_bits", "type", "symmetric", "strategy", "actorder")}
+        found["input_activations"] = group.get("input_activations")
+        for key, wanted in _SCHEME.items():
+            if found[key] != wanted:
+                raise ValueError(f"{path}: {name} has {key} {found[key]!r}, and the kernels are for {wanted!r}")
+    size: int = sizes.pop()
+    return size
 
 
 def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
@@ -108,8 +134,9 @@ def _experts(name: str, module: Any, tensors: _Tensors, places: _Places) -> Int4
         raise ValueError(f"{name}: the kernel has SiLU, not {type(module.act_fn).__name__}")
     sizes = (module.num_experts, module.hidden_dim, module.intermediate_dim)
     experts = Int4Experts(*sizes, group_size=tensors.group_size, device=places.of(name))
+    names = [f"{projection}.{part}" for projection in PROJECTIONS for part in PARTS]
+    tensors.check_taken(name, (f"{name}.{expert}.{one}" for expert in range(module.num_experts) for one in names))
     for expert in range(module.num_experts):
-        names = [f"{projection}.{part}" for projection in PROJECTIONS for part in PARTS]
         with _named(f"{name}.{expert}"):
             experts.load_expert(expert, {one: tensors[f"{name}.{expert}.{one}"] for one in names})
     return experts
@@ -117,6 +144,8 @@ def _experts(name: str, module: Any, tensors: _Tensors, places: _Places) -> Int4
 
 def _linear(name: str, module: nn.Linear, tensors: _Tensors, places: _Places) -> Int4Linear:
     device = places.of(name)
+    parts = (*PARTS, "bias") if module.bias is not None else PARTS
+    tensors.check_taken(name, (f"{name}.{part}" for part in parts))
     bias = tensors[f"{name}.bias"].to(device) if module.bias is not None else None
     linear = Int4Linear(
         module.in_features, module.out_features, group_size=tensors.group_size, bias=bias, device=device
@@ -126,18 +155,15 @@ def _linear(name: str, module: nn.Linear, tensors: _Tensors, places: _Places) ->
     return linear
 
 
-class _named:  # noqa: N801 (used like a function)
+@contextmanager
+def _named(name: str) -> Iterator[None]:
     """Puts the module's name before what is wrong with it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, ValueError) and not str(error).startswith(self.name):
-            raise ValueError(f"{self.name}: {error}") from error
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith(name):
+            raise
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _load_rest(model: nn.Module, tensors: _Tensors, places: _Places) -> None:

@@ -1,15 +1,16 @@
 """Tiles that were measured on a GPU, by shape and number of tokens: read from a file, never made up here.
 
-``tuned/NAME.json`` holds ``{"gpu": name, "triton": version, "dense": {"ROWSxCOLS": {"TOKENS": tile}}, "moe":
-{"EXPERTSxWIDTHxCOLS": {"TOKENS": tile}}}``, where a tile has the fields of ``GemmTile`` or ``MoeTile`` and is meant for
-as many tokens or fewer. An unknown GPU, or shape, or another Triton has none: what ``tiles.py`` computes holds.
+``tuned/NAME.json`` holds ``{"gpu": name, "triton": version, "dense": {"ROWSxCOLSxGROUP": {"TOKENS": tile}}, "moe":
+{"EXPERTSxWIDTHxCOLSxGROUPxTOPK": {"TOKENS": tile}}}``, where a tile has the fields of ``GemmTile`` or ``MoeTile`` and
+is meant for as many tokens or fewer, of repacked words. An unknown GPU, or shape, or another Triton has none: what
+``tiles.py`` computes holds.
 """
 
 import json
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton
@@ -29,10 +30,23 @@ def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
+class Gpu(NamedTuple):
+    """``name``: as torch has it."""
+
+    name: str
+    num_sms: int
+
+
+NO_GPU = Gpu("", 132)  # the SMs of an H200
+
+
 @cache
-def gpu_name(device: torch.device) -> str:
-    """As torch names it; nothing on the processor."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+def gpu_of(device: torch.device) -> Gpu:
+    """``NO_GPU`` on the CPU."""
+    if device.type != "cuda":
+        return NO_GPU
+    properties = torch.cuda.get_device_properties(device)
+    return Gpu(torch.cuda.get_device_name(device), properties.multi_processor_count)
 
 
 @cache

@@ -17,19 +17,28 @@ TILE_WORDS = TILE_COLS // 8
 _ZERO_WORD = -0x77777778  # eight codes of zero, 0x88888888
 
 
-class Int4Tiles(NamedTuple):
-    """``words`` int32 [..., K, R, 16] and ``scale`` BF16 [..., K, R, 128 / group]; missing columns are zeros."""
+class Int4Weight(NamedTuple):
+    """Words int32 and scales BF16 of a weight, or of experts.
+
+    As stored ``words`` [..., R, C / 8], ``scale`` [..., R, G]; repacked [..., K, R, 16] and [..., K, R, 128 / group],
+    where missing columns are zeros.
+    """
 
     words: torch.Tensor
     scale: torch.Tensor
 
 
-def repack(weight_packed: torch.Tensor, weight_scale: torch.Tensor, *, group_size: int) -> Int4Tiles:
+def repack(weight_packed: torch.Tensor, weight_scale: torch.Tensor, *, group_size: int) -> Int4Weight:
     """``weight_packed`` int32 [..., R, C / 8] and ``weight_scale`` BF16 [..., R, G], as compressed-tensors stores them.
 
     Leading dimensions (experts) stay. Raises ValueError for shapes and dtypes that do not go together.
     """
-    check_int4(weight_packed, weight_scale, group_size=group_size)
+    check_weight(
+        Int4Weight(weight_packed, weight_scale),
+        num_cols=weight_packed.shape[-1] * 8 if weight_packed.ndim else 0,
+        group_size=group_size,
+        experts=tuple(weight_packed.shape[:-2]),
+    )
     *experts, num_rows, num_words = weight_packed.shape
     missing = -num_words % TILE_WORDS
     words = torch.nn.functional.pad(weight_packed, (0, missing), value=_ZERO_WORD)
@@ -44,10 +53,10 @@ def repack(weight_packed: torch.Tensor, weight_scale: torch.Tensor, *, group_siz
     tiles = (codes << places).sum((-3, -1), dtype=torch.int32)  # [..., R, K, p, t]
     tiles = tiles.movedim(-4, -3).transpose(-1, -2).reshape(*experts, num_tiles, num_rows, TILE_WORDS)
     scale = scale.reshape(*experts, num_rows, num_tiles, TILE_COLS // group_size).movedim(-3, -2)
-    return Int4Tiles(tiles.contiguous(), scale.contiguous())
+    return Int4Weight(tiles.contiguous(), scale.contiguous())
 
 
-def unrepack(tiles: Int4Tiles, *, num_cols: int, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def unrepack(tiles: Int4Weight, *, num_cols: int, group_size: int) -> Int4Weight:
     """The checkpoint's ``weight_packed`` and ``weight_scale`` of ``num_cols`` columns: the inverse of ``repack``."""
     *experts, num_tiles, num_rows, _ = tiles.words.shape
     words = tiles.words.reshape(*experts, num_tiles, num_rows, 1, 4, 1, 4).movedim(-5, -6)  # [..., R, K, 1, t, 1, p]
@@ -58,20 +67,49 @@ def unrepack(tiles: Int4Tiles, *, num_cols: int, group_size: int) -> tuple[torch
     packed = (codes << shift).sum((-3, -2), dtype=torch.int32)  # [..., R, K, i, p]
     packed = packed.transpose(-1, -2).reshape(*experts, num_rows, num_tiles * TILE_WORDS)
     scale = tiles.scale.movedim(-2, -3).reshape(*experts, num_rows, -1)
-    return packed[..., : num_cols // 8].contiguous(), scale[..., : num_cols // group_size].contiguous()
+    return Int4Weight(packed[..., : num_cols // 8].contiguous(), scale[..., : num_cols // group_size].contiguous())
 
 
-def check_int4(weight_packed: torch.Tensor, weight_scale: torch.Tensor, *, group_size: int) -> None:
-    """Raise ValueError unless words and scales are those of one weight."""
-    check_kinds(weight_packed, weight_scale, group_size=group_size)
-    if weight_packed.ndim < 2 or weight_packed.shape[-1] * 8 % group_size:
-        raise ValueError(f"{tuple(weight_packed.shape)} are no rows of whole groups of {group_size}")
-    wanted = (*weight_packed.shape[:-1], weight_packed.shape[-1] * 8 // group_size)
-    if tuple(weight_scale.shape) != wanted:
-        raise ValueError(f"{tuple(weight_packed.shape)} words have a scale {wanted}, not {tuple(weight_scale.shape)}")
+def check_weight(
+    weight: Int4Weight,
+    *,
+    num_cols: int,
+    group_size: int,
+    num_rows: int | None = None,
+    experts: tuple[int, ...] = (),
+    name: str = "a weight",
+) -> int:
+    """The number of rows of words and scales, as stored or repacked; ``experts``: the leading dimensions.
+
+    Raises ValueError unless they are those of ``num_cols`` columns, and of ``num_rows`` rows where it is given.
+    """
+    words, scale = weight
+    check_dtypes(words, scale, group_size=group_size)
+    if words.ndim - len(experts) not in (2, 3):
+        raise ValueError(f"{name} has words {tuple(words.shape)}, neither as stored nor repacked")
+    rows = words.shape[-2] if num_rows is None else num_rows
+    if num_cols % group_size:
+        raise ValueError(f"{name} of {num_cols} columns has no whole groups of {group_size}")
+    if words.ndim - len(experts) == 3:
+        shape = (*experts, -(-num_cols // TILE_COLS), rows)
+        wanted = (*shape, TILE_WORDS), (*shape, TILE_COLS // group_size)
+    else:
+        wanted = (*experts, rows, num_cols // 8), (*experts, rows, num_cols // group_size)
+    if (tuple(words.shape), tuple(scale.shape)) != wanted:
+        raise ValueError(
+            f"{name} {(*experts, rows, num_cols)} in groups of {group_size} has words {wanted[0]} and scales "
+            f"{wanted[1]}, not {tuple(words.shape)} and {tuple(scale.shape)}"
+        )
+    return rows
 
 
-def check_kinds(words: torch.Tensor, scale: torch.Tensor, *, group_size: int) -> None:
+def check_contiguous(weight: Int4Weight, *, name: str = "a weight") -> None:
+    """Raise ValueError for words or scales that every call would have to copy."""
+    if not (weight.words.is_contiguous() and weight.scale.is_contiguous()):
+        raise ValueError(f"{name} is not contiguous: it would be copied at every call")
+
+
+def check_dtypes(words: torch.Tensor, scale: torch.Tensor, *, group_size: int) -> None:
     """Raise ValueError for words or scales of another dtype, and for an unknown group size; in either order."""
     if group_size not in (32, 64, 128):
         raise ValueError(f"group_size is {group_size}, not one of 32, 64, 128")

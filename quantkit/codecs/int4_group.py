@@ -4,14 +4,13 @@ Codes -8..7, symmetric. Legend: R rows, C columns, G groups along C.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantkit.numerics import absmax, bfloat16, grid, search
+from quantkit.numerics.scale_choice import ScaleChoice
 
-ScaleRule = Literal["search", "absmax"]
 Encoded = tuple[NDArray[np.int8], NDArray[np.uint16]]  # codes_RC, scale_RG
 
 
@@ -20,7 +19,7 @@ class Int4Group:
     """How weights become INT4: the group along the columns, how scales are chosen, whether they may be negative."""
 
     group_size: int
-    scales: ScaleRule = "search"
+    scales: ScaleChoice = "search"
     signed: bool = True
 
     @property

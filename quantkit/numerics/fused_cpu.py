@@ -3,20 +3,19 @@
 Suffixes: ``R`` rows, ``C`` columns, ``G`` groups along C, ``B`` blocks, ``W`` packed words.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.numerics import bfloat16, fp8
 from quantkit.numerics.fp8 import expand_blocks
 from quantkit.numerics.fused_tiles import quantize_tiles
 from quantkit.numerics.fused_values import BF16, F32, FP8, dequantize_rows, error_tiles
 from quantkit.numerics.grid import has_one_scale_per_group
+from quantkit.numerics.scale_choice import ScaleChoice
 from quantkit.numerics.search import CANDIDATES
 from quantkit.numerics.simd import LANES
 
-Scales = Literal["search", "absmax"]
 Packed = NDArray[np.int32]
 Bits = NDArray[np.uint16]
 Sums = NDArray[np.float64]
@@ -89,7 +88,7 @@ def _quantize(
     kind: int,
     scale: NDArray[np.uint8],
     group_size: int,
-    scales: Scales,
+    scales: ScaleChoice,
     signed: bool,
     importance_C: NDArray[np.uint16] | None,
 ) -> tuple[Packed, Bits]:
@@ -119,8 +118,8 @@ def quantize_fp8(
     block: tuple[int, int],
     row_offset: int = 0,
     group_size: int,
-    scales: Scales = "search",
-    signed: bool = True,
+    scales: ScaleChoice,
+    signed: bool,
     importance_C: NDArray[np.uint16] | None = None,
 ) -> tuple[Packed, Bits]:
     """Packed INT4 words and BF16 scales of FP8 codes without NaN; scales are finite, 0 only over zeros."""
@@ -137,8 +136,8 @@ def quantize_values(
     values_RC: Bits | NDArray[np.float32],
     *,
     group_size: int,
-    scales: Scales = "search",
-    signed: bool = True,
+    scales: ScaleChoice,
+    signed: bool,
     importance_C: NDArray[np.uint16] | None = None,
 ) -> tuple[Packed, Bits]:
     """Packed INT4 words and BF16 scales of finite BF16 (uint16) or float32 values."""
@@ -221,8 +220,3 @@ def error_rows_values(
 ) -> tuple[Sums, Sums]:
     """``metrics.error_rows`` against BF16 (uint16) or float32 values."""
     return _error_rows(values_RC, _kind(values_RC), _NO_SCALES, packed_RW, scale_RG, group_size)
-
-
-# numpy scans at memory speed already
-first_nan = fp8.first_nan
-first_nonfinite = bfloat16.first_nonfinite

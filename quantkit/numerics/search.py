@@ -49,7 +49,7 @@ def quantize_search(
     unit_RG: NDArray[np.float64],
     *,
     group_size: int,
-    signed: bool = True,
+    signed: bool,
     importance_C: NDArray[np.uint16] | None = None,
 ) -> tuple[NDArray[np.int8], NDArray[np.uint16]]:
     """Codes and BF16 scales; ``signed`` lets a scale be negative, so that the largest magnitude may use -8.

@@ -1,4 +1,4 @@
-"""What a conversion computes with: the processor, or GPUs that take turns. Same bytes.
+"""What a conversion computes with: the CPU, or GPUs that take turns. Same bytes.
 
 A worker's thread keeps to one GPU, with a stream and pinned buffers of its own: while one thread copies, another
 computes and a third writes.
@@ -93,7 +93,7 @@ class Gpus:
     _own: threading.local = field(default_factory=threading.local)
 
     def kernels_for(self, weight: Weight, layout: Layout) -> RowKernels:
-        """What has no kernel on a GPU is done by the processor."""
+        """What has no kernel on a GPU is done by the CPU."""
         source_of = ON_GPU.get((weight.codec.name, layout.name))
         if source_of is None:
             return kernels_for(weight, layout)
@@ -134,12 +134,15 @@ class GpuKernels:
 
 
 def _fp8_source(rows: Rows) -> "HostSource":
-    place = fp8_place(rows)
-    return rows.parts["codes"], rows.parts["scale"], place["block"], place["row_offset"]
+    from quantkit_kernels.staging import HostSource
+
+    return HostSource(rows.parts["codes"], rows.parts["scale"], **fp8_place(rows))
 
 
 def _float_source(rows: Rows) -> "HostSource":
-    return kernel_values(rows), None, (1, 1), 0
+    from quantkit_kernels.staging import HostSource
+
+    return HostSource(kernel_values(rows))
 
 
 # (source codec, layout) -> what the GPU's kernel takes of rows; a test runs every key

@@ -1,4 +1,4 @@
-"""What a processor does with rows: the composition of codec, encoder and layout, and numba's twins of it.
+"""What a CPU does with rows: the composition of codec, encoder and layout, and numba's twins of it.
 
 The composition is the specification. ``FUSED_CPU`` holds optimisations that give the same bytes in one pass; a missing
 key falls back. Legend: R rows, C columns, G groups, W packed words.

@@ -41,7 +41,11 @@ def lanes(monkeypatch):
     monkeypatch.setattr(staging, "Lane", Watched)
     if not HAS_GPU:
         monkeypatch.setattr(staging, "count_gpus", lambda: 2)
-        for tile in ("TILE", "ABSMAX_TILE", "ERROR_GROUPS"):  # few large steps, not many small ones
+        for tile in (
+            "WEIGHTS_PER_PROGRAM",
+            "ABSMAX_WEIGHTS",
+            "ERROR_GROUPS",
+        ):  # few large steps, not many small ones
             monkeypatch.setattr(requantize, tile, 1 << 15)
     return made
 
@@ -75,9 +79,9 @@ def test_sums_outlive_the_next_call_of_a_lane(lanes):
     """They are booked by another thread, when the lane may be at work again."""
     lane = staging.Lane("cuda:0")
     options = {"group_size": 32, "scales": "absmax", "signed": False}
-    first = lane.quantize((np.full((4, 32), 3.1, np.float32), None, (1, 1), 0), **options)
+    first = lane.quantize(staging.HostSource(np.full((4, 32), 3.1, np.float32)), **options)
     kept = first.weight2.copy()
-    second = lane.quantize((np.full((4, 32), 5.7, np.float32), None, (1, 1), 0), **options)
+    second = lane.quantize(staging.HostSource(np.full((4, 32), 5.7, np.float32)), **options)
     assert (first.weight2 == kept).all()
     assert (second.weight2 != kept).all()
 

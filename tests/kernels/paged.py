@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 ROPE = 32
-LATENT = 128
+LATENT = {"bf16": 128, "flat576": 128, "dsa656": 512}  # columns, the fewest that a layout is decoded with
 SCALE = 0.0625  # of flat rows; exact, so that twins see the same values
 
 
@@ -17,16 +17,17 @@ class Paged(NamedTuple):
     seq_lens: torch.Tensor
 
 
-def mla_rows(layout: str, num_rows: int, *, latent: int = LATENT, rope: int = ROPE, seed: int = 0) -> torch.Tensor:
+def mla_rows(layout: str, num_rows: int, *, latent: int | None = None, rope: int = ROPE, seed: int = 0) -> torch.Tensor:
     """Rows as they lie in the cache, uint8 [rows, bytes]; scales of many sizes in dsa656."""
+    latent = latent or LATENT[layout]
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn((num_rows, latent + rope), generator=generator)
     if layout == "bf16":
         return values.to(torch.bfloat16).view(torch.uint8)
     if layout == "flat576":
         return (values / SCALE).to(torch.float8_e4m3fn).view(torch.uint8)
-    tiles = values[:, :latent].reshape(num_rows, 4, latent // 4)
-    tiles = tiles * torch.exp2(torch.randint(-6, 3, (num_rows, 4, 1), generator=generator).float())
+    tiles = values[:, :latent].reshape(num_rows, latent // 128, 128)
+    tiles = tiles * torch.exp2(torch.randint(-6, 3, (num_rows, latent // 128, 1), generator=generator).float())
     scale = tiles.abs().amax(-1) / 448
     codes = (tiles / scale[..., None]).to(torch.float8_e4m3fn).reshape(num_rows, latent)
     parts = (codes, scale.contiguous(), values[:, latent:].to(torch.bfloat16).contiguous())

@@ -26,6 +26,15 @@ class Compiled:
     ptx: str
     sass: list[tuple[int, str]]
 
+    def per_weight(self, num_weights: int, num_warps: int = 4) -> float:
+        """Instructions of the main loop for each weight of one of its steps."""
+        return len(self.loop) * 32 * num_warps / num_weights
+
+    @property
+    def num_exchanges(self) -> int:
+        """Of the main loop: stores to shared memory and shuffles, by which values come to other lanes."""
+        return sum(re.match(r"(?:@!?U?P\w+ )?(?:STS|STSM|SHFL)", text) is not None for text in self.loop)
+
     @property
     def loop(self) -> list[str]:
         """Instructions of the main loop."""

@@ -28,7 +28,7 @@ def test_int4_words_become_weights_in_the_order_of_their_nibbles():
     pairs = np.arange(1 << 16, dtype=np.uint32)  # the low and the high half of a word
     words = np.concatenate([words, pairs, pairs << 16])
     scale = bf16(rng.standard_normal(len(words)) * np.exp2(rng.uniform(-20, 20, len(words))))
-    outputs = run_block(int4_decode_jit._ASM.value, 8, words, scale)
+    outputs = run_block(int4_decode_jit.DECODE_WORD.value, 8, words, scale)
     got = np.stack([one.astype(np.uint16) for one in outputs], axis=1)
     # output 2 j + h is nibble j of half h
     nibble = np.array([j + 4 * h for j in range(4) for h in range(2)], np.uint32)
@@ -41,13 +41,13 @@ def test_int4_words_become_weights_in_the_order_of_their_nibbles():
 def test_e4m3_become_halves_in_their_order():
     codes = np.arange(256, dtype=np.uint8)
     words = np.random.default_rng(2).permutation(np.tile(codes, 64)).view(np.uint32)
-    outputs = run_block(HALF, 2, words, np.zeros_like(words))
+    outputs = run_block(E4M3_TO_FP16, 2, words, np.zeros_like(words))
     got = halves(outputs).astype(np.uint16).view(np.float16)
     wanted = torch.from_numpy(words.view(np.uint8)).view(torch.float8_e4m3fn).to(torch.float16).numpy()
     assert np.array_equal(got.reshape(-1), wanted, equal_nan=True)
 
 
-HALF = attention_jit.HALF.value
+E4M3_TO_FP16 = attention_jit.E4M3_TO_FP16.value
 
 
 def pairs_of_fp8(codes, scale):

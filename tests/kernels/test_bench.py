@@ -12,9 +12,8 @@ from quantkit_kernels import dequantize_kv_mla
 from quantkit_kernels.reference import int4_gemm, int4_moe, quantize_kv_mla
 from quantkit_kernels.reference.int4 import dequantize_int4
 from quantkit_kernels.requantize import Source, quantize
-from tests.kernels.compare import assert_close
-from tests.kernels.test_int4_moe import experts, router, tokens
-from tests.kernels.test_repack import random_int4
+from tests.kernels.compare import assert_close, relative_mean
+from tests.kernels.int4_weights import experts, random_int4, router, tokens
 
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
 pytestmark = pytest.mark.gpu
@@ -33,6 +32,17 @@ def test_every_case_runs_once():
         "requantize 4 x 128",
     ):
         assert any(line.startswith(kind) and ": ran, " in line for line in lines), (kind, ran.stdout)
+
+
+@pytest.mark.usefixtures("scripts")
+def test_rows_to_decode_are_numbers(device):
+    from bench_cases import random_rows
+
+    rows = random_rows((64, 1152), device)
+    for dtype in (torch.float8_e4m3fn, torch.bfloat16, torch.float32):
+        values = rows.view(dtype).float()
+        assert bool(values.isfinite().all())
+        assert len(values.unique()) > 50
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -104,7 +114,7 @@ def test_rows_by_torch_are_the_same(layout, device):
     eager_store(latent, rope, slots, caches[1], layout=layout)
     stored = [torch.cat(dequantize_kv_mla(cache, slots, layout=layout), 1) for cache in caches]
     # a quotient that is rounded otherwise takes the next code, an eighth away, now and then
-    assert_close("rows", *stored, most=2.0**-9)
+    assert relative_mean(*stored) <= 2.0**-9
     assert torch.count_nonzero(caches[1]) == torch.count_nonzero(caches[1][slots])
 
 

@@ -95,17 +95,19 @@ MLA = {
     "cache": torch.zeros((4, 656), dtype=torch.uint8),
     "layout": "dsa656",
 }
+FLAT = {"layout": "flat576", "cache": torch.zeros((4, 576), dtype=torch.uint8)}
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"layout": "dsa657"}, "not one of flat576, dsa656, bf16"),
+        ({"layout": "dsa657"}, "not one of bf16, flat576, dsa656"),
         ({"layout": "flat576"}, "\\[..., 576\\] bytes"),
         ({"scale_rule": "trt"}, "not one of sglang, vllm"),
-        ({"scale": 0.0}, "scale is 0.0, not between"),
-        ({"scale": float("nan")}, "scale is nan"),
-        ({"scale": float("inf")}, "scale is inf"),
+        ({"scale": 0.5}, "dsa656 rows have no scale beside them, and scale is 0.5"),
+        (FLAT | {"scale": 0.0}, "scale is 0.0, not between"),
+        (FLAT | {"scale": float("nan")}, "scale is nan"),
+        (FLAT | {"scale": float("inf")}, "scale is inf"),
         ({"latent": torch.zeros((3, 512))}, "latent is BF16 or FP16, not torch.float32"),
         ({"latent": torch.zeros((3, 500), dtype=BF16)}, "500 columns, no multiple of 128"),
         ({"rope": torch.zeros((3, 24), dtype=BF16)}, "24 columns, no multiple of 16"),
@@ -142,6 +144,8 @@ def test_the_other_operations_name_it_too():
         fp8_kv.dequantize_kv(cache[0], cache[0], slots)
     with pytest.raises(ValueError, match=r"not torch\.int32"):
         fp8_kv.dequantize_kv_mla(MLA["cache"], slots, layout="dsa656", dtype=torch.int32)
+    with pytest.raises(ValueError, match="bf16 rows have no scale beside them"):
+        fp8_kv.dequantize_kv_mla(torch.zeros((4, 1152), dtype=torch.uint8), slots, layout="bf16", scale=2.0)
     with pytest.raises(ValueError, match="128 columns, not 64"):
         fp8_kv.quantize_index_keys(heads[:, 0], slots, pages)
     with pytest.raises(ValueError, match="page size, 132"):

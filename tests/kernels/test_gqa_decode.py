@@ -5,11 +5,13 @@ import math
 import pytest
 import torch
 
-from quantkit_kernels import attention_jit
+from quantkit_kernels import attention_jit, tiles
 from quantkit_kernels import gqa as module
+from quantkit_kernels.fp8_kv import dequantize_kv, quantize_kv
 from quantkit_kernels.gqa import gqa_decode
 from quantkit_kernels.launch import IS_INTERPRETED
 from quantkit_kernels.reference import attention as reference
+from quantkit_kernels.reference import kv_cache
 from tests.kernels.compare import assert_close
 from tests.kernels.paged import paginate, queries
 
@@ -52,8 +54,31 @@ def test_ragged_lengths_at_the_edges_of_blocks_and_pages(page_size, dtypes, devi
 @pytest.mark.parametrize("dtypes", [(BF16, BF16), (FP8, FP8)])
 def test_long_sequences_in_splits(dtypes, device, monkeypatch):
     if device == "cpu":
-        monkeypatch.setattr(module, "BLOCK_TOKENS", 256)
+        monkeypatch.setattr(tiles, "BLOCK_TOKENS", 256)
     check(*case([1025, 1027], 16, (7, 1), device, dtypes=dtypes, width=128), num_splits=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, FP8])
+def test_what_was_stored_is_attended_to(dtype, device):
+    """Caches of either E4M3 dtype, by the kernels and by the twins, against attention over what was read of them."""
+    generator = torch.Generator().manual_seed(4)
+    key, value = (torch.randn((37, 2, 64), generator=generator).to(BF16).to(device) for _ in range(2))
+    slots = torch.arange(37, device=device) + 16
+    caches = [torch.full((4, 16, 2, 64), 0xFF, dtype=torch.uint8, device=device).view(dtype) for _ in range(4)]
+    quantize_kv(key, value, slots, *caches[:2], **SCALES)
+    kv_cache.quantize_kv(key, value, slots, *caches[2:], **SCALES)
+    for index in range(2):
+        assert torch.equal(caches[index].view(torch.uint8), caches[index + 2].view(torch.uint8))
+    keys, values = dequantize_kv(*caches[:2], slots, dtype=torch.float32, **SCALES)
+    assert torch.equal(keys, kv_cache.dequantize_kv(*caches[:2], slots, dtype=torch.float32, **SCALES)[0])
+    q = queries(1, 4, 64, device)
+    page_table = torch.tensor([[1, 2, 3]], dtype=torch.int32, device=device)
+    rest = (page_table, torch.tensor([37], dtype=torch.int32, device=device))
+    scores = torch.einsum("hd,thd->ht", q[0].double(), keys.double().repeat_interleave(2, 1)) / 8
+    wanted = torch.einsum("ht,thd->hd", scores.softmax(-1), values.double().repeat_interleave(2, 1))
+    for decode in (gqa_decode, reference.gqa_decode):
+        out, _ = decode(q, *caches[:2], *rest, softmax_scale=1 / 8, **SCALES)
+        assert_close("out", wanted, out[0], most=BOUND)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (14, 2), (8, 8), (16, 1), (34, 2)])

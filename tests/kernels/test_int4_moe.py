@@ -3,40 +3,17 @@
 import pytest
 import torch
 
-from quantkit_kernels.moe import int4_moe, run_moe
+from quantkit_kernels.moe import Router, int4_moe, run_moe
 from quantkit_kernels.moe_align import sort_by_expert
 from quantkit_kernels.reference import int4 as twin
-from quantkit_kernels.tiles import MoeTile, moe_tile
-from quantkit_kernels.word_order import repack
+from quantkit_kernels.tiles import LEAST_TOKENS, MoeShape, MoeTile, moe_tile
+from quantkit_kernels.word_order import Int4Weight
 from tests.kernels.compare import assert_close
-from tests.kernels.test_repack import random_int4
+from tests.kernels.int4_weights import COLS, experts, repacked, router, tokens
 
 pytestmark = pytest.mark.gpu
 # weights, hidden values, outputs of experts and the sum: each is rounded to BF16 once, by at most 2**-9 of itself
 BOUND = 2.0**-7
-EXPERTS, COLS, WIDTH, TOP_K = 4, 256, 64, 2
-
-
-def experts(device, *, group_size=32, num_experts=EXPERTS, num_cols=COLS, width=WIDTH):
-    gate_up = random_int4((num_experts, 2 * width, num_cols), group_size, device, seed=1)
-    down = random_int4((num_experts, num_cols, width), group_size, device, seed=2)
-    for _, scale in (gate_up, down):
-        scale.mul_(0.03)  # hidden values stay where SiLU bends
-    return (*gate_up, *down)
-
-
-def repacked(weights, group_size=32):
-    return (*repack(*weights[:2], group_size=group_size), *repack(*weights[2:], group_size=group_size))
-
-
-def tokens(num_tokens, device, *, num_cols=COLS, dtype=torch.bfloat16):
-    return torch.randn((num_tokens, num_cols), generator=torch.Generator().manual_seed(3)).to(dtype).to(device)
-
-
-def router(num_tokens, device, *, num_experts=EXPERTS, top_k=TOP_K, seed=4):
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.rand((num_tokens, num_experts), generator=generator).topk(top_k).indices.to(torch.int32)
-    return torch.rand((num_tokens, top_k), generator=generator).to(device), ids.to(device)
 
 
 def check(x, weights, routing, *, is_repacked=True, group_size=32, expert_map=None, most=BOUND):
@@ -55,6 +32,21 @@ def test_experts_come_close_to_float64(num_tokens, group_size, is_repacked, devi
     weights = experts(device, group_size=group_size, width=128)
     routing = router(num_tokens, device)
     check(tokens(num_tokens, device), weights, routing, is_repacked=is_repacked, group_size=group_size)
+
+
+def test_the_twin_is_the_sum_written_out():
+    """One product of a vector for each choice; the second token's choices are the same, and one names no expert."""
+    weights, (weight, ids) = experts("cpu"), router(3, "cpu")
+    ids[1], ids[2, 0] = 3, 9
+    x = tokens(3, "cpu").double()
+    total = torch.zeros_like(x)
+    for token, choice in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 1)]:
+        gate_up, gate_up_scale, down, down_scale = (one[ids[token, choice]] for one in weights)
+        gate, up = (twin.dequantize_int4(gate_up, gate_up_scale, group_size=32).double() @ x[token]).chunk(2)
+        hidden = gate / (1 + (-gate).exp()) * up
+        out = twin.dequantize_int4(down, down_scale, group_size=32).double() @ hidden
+        total[token] += weight[token, choice].double() * out
+    assert_close("twin", total, twin.int4_moe(x, *weights, weight, ids, group_size=32), most=2.0**-40)
 
 
 @pytest.mark.parametrize("num_tokens", [2, 20])
@@ -108,9 +100,8 @@ def test_sizes_that_fill_no_tile(num_tokens, num_cols, width, device, poisoned_m
 def test_tiles_change_only_the_order_of_sums(is_sorted, block_m, split_k, device, poisoned_memory):
     weights, x, routing = experts(device), tokens(7, device), router(7, device)
     tile = MoeTile(gate_up_n=64, down_n=128, block_m=block_m, split_k=split_k, is_sorted=is_sorted)
-    out = torch.empty_like(x)
     given = repacked(weights)
-    run_moe(out, x, given[:2], given[2:], (*routing, None), tile=tile, group_size=32)
+    out = run_moe(x, Int4Weight(*given[:2]), Int4Weight(*given[2:]), Router(*routing), tile=tile, group_size=32)
     assert_close("experts", twin.int4_moe(x.double(), *weights, *routing, group_size=32), out, most=BOUND)
 
 
@@ -170,21 +161,41 @@ def test_pairs_are_sorted_by_expert(num_tokens, num_experts, top_k, block_m, dev
 
 
 def test_few_tokens_are_not_sorted_and_fill_the_gpu():
-    glm = {"top_k": 8, "experts": (256, 256, 6144)}
-    one = moe_tile(num_tokens=1, **glm)
-    assert (one.is_sorted, one.block_m, one.split_k) == (False, 8, 8)
-    assert [moe_tile(num_tokens=number, **glm).block_m for number in (8, 64, 512, 4096)] == [8, 8, 32, 64]
+    glm = MoeShape(256, 256, 6144, 32, 8)
+    one = moe_tile(glm, num_tokens=1)
+    assert (one.is_sorted, one.block_m, one.split_k) == (False, LEAST_TOKENS, 8)
+    blocks = [moe_tile(glm, num_tokens=number).block_m for number in (8, 64, 512, 4096)]
+    assert blocks == [LEAST_TOKENS, LEAST_TOKENS, 32, 64]
+
+
+def test_a_rank_has_its_share_of_the_pairs():
+    """A small block, and as many programs, as for all experts on all ranks; without a map every pair is here."""
+    rank = MoeShape(32, 256, 6144, 32, 8)
+    assert moe_tile(rank, num_tokens=64, num_global=256).block_m == LEAST_TOKENS
+    assert moe_tile(rank, num_tokens=64).block_m == 32
+    assert [moe_tile(rank, num_tokens=number, num_global=256).split_k for number in (1, 64)] == [8, 2]
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"x": torch.zeros((2, COLS))}, "not torch.float32"),
-        ({"x": torch.zeros((2, 128), dtype=torch.bfloat16)}, "gate_up of 4 experts"),
+        ({"x": torch.zeros((2, 128), dtype=torch.bfloat16)}, r"gate_up \(4, 128, 128\) in groups of 32 has words"),
         ({"down_packed": torch.zeros((4, 2, 256, 16), dtype=torch.int32)}, "both as stored"),
-        ({"down_packed": torch.zeros((3, 256, 8), dtype=torch.int32)}, "have a scale|down of 4 experts"),
+        (
+            {"down_packed": torch.zeros((3, 256, 8), dtype=torch.int32)},
+            r"gate_up has words|down \(4, 256, 64\) in groups",
+        ),
         ({"topk_ids": torch.zeros((2, 3), dtype=torch.int32)}, "2 tokens, weights"),
-        ({"group_size": 64}, "have a scale"),
+        ({"group_size": 64}, "in groups of 64 has words"),
+        ({"group_size": 16}, "group_size is 16, not one of"),
+        (
+            {"x": torch.zeros((1, 2, COLS), dtype=torch.bfloat16)},
+            r"\[tokens, columns\], not torch.bfloat16 \(1, 2, 256\)",
+        ),
+        ({"x": torch.zeros(COLS, dtype=torch.bfloat16)}, r"\[tokens, columns\]"),
+        ({"gate_up_packed": torch.zeros((4, 256, 128), dtype=torch.int32)[..., ::4]}, "gate_up"),
+        ({"gate_up_packed": torch.zeros((4, 127, 32), dtype=torch.int32)}, "gate_up"),
         ({"topk_ids": torch.zeros((2, 2))}, "topk_ids is int32 or int64"),
         ({"expert_map": torch.zeros(4)}, "expert_map is int32 or int64"),
     ],

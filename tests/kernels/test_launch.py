@@ -9,8 +9,9 @@ import quantkit_kernels
 from quantkit_kernels import launch
 
 
-@pytest.mark.parametrize("as_keyword", [False, True])
-def test_the_device_of_the_first_argument_is_current(as_keyword, monkeypatch):
+@pytest.mark.parametrize("order", ["", "x", "xy", "yx"])
+def test_the_device_of_the_first_tensor_is_current(order, monkeypatch):
+    """Given by place, or by name after whatever else."""
     current = []
 
     @contextmanager
@@ -26,28 +27,71 @@ def test_the_device_of_the_first_argument_is_current(as_keyword, monkeypatch):
         return list(current), x, y
 
     x = torch.zeros(1)
-    seen, got, y = op(x=x, y=2) if as_keyword else op(x, y=2)
+    given = {"x": x, "y": 2}
+    seen, got, y = op(**{name: given[name] for name in order}) if "x" in order else op(x, y=2)
     assert seen[0] is x is got
-    assert y == 2
+    assert y == (1 if order == "x" else 2)
     assert current == []
 
 
 def test_every_op_is_one_that_launches():
-    ops = [
-        name for name in quantkit_kernels.__all__ if name[0].islower() and name not in {"patch", "repack", "unrepack"}
-    ]
-    assert len(ops) >= 10
-    for name in ops:
+    assert len(CALLS) >= 10
+    for name in CALLS:
         op = getattr(quantkit_kernels, name)
         inner = quantkit_kernels.requantize.quantize if name == "requantize_fp8_to_int4" else op
         assert hasattr(inner, "__wrapped__"), name
+
+
+BF16, BYTES = torch.bfloat16, torch.uint8
+SLOTS, ROWS = torch.zeros(1, dtype=torch.int64), torch.zeros((1, 1, 576), dtype=BYTES)
+WEIGHT = (torch.zeros((4, 16), dtype=torch.int32), torch.zeros((4, 4), dtype=BF16))
+EXPERTS = (torch.zeros((1, 256, 16), dtype=torch.int32), torch.zeros((1, 256, 4), dtype=BF16))
+PAGES = (torch.zeros((1, 1), dtype=torch.int32), torch.ones(1, dtype=torch.int32))
+HEADS, KEYS = torch.zeros((1, 1, 64), dtype=BF16), torch.zeros((1, 1, 1, 64), dtype=BYTES)
+CALLS = {
+    "int4_gemm": lambda op: op(torch.zeros((1, 128), dtype=BF16), *WEIGHT, group_size=32),
+    "int4_moe": lambda op: op(
+        torch.zeros((1, 128), dtype=BF16), *EXPERTS, EXPERTS[0][:, :128], EXPERTS[1][:, :128], *ROUTER, group_size=32
+    ),
+    "quantize_kv_mla": lambda op: op(
+        torch.zeros((1, 512), dtype=BF16), torch.zeros((1, 64), dtype=BF16), SLOTS, ROWS, layout="flat576"
+    ),
+    "dequantize_kv_mla": lambda op: op(ROWS, SLOTS, layout="flat576"),
+    "quantize_kv": lambda op: op(HEADS, HEADS, SLOTS, KEYS, KEYS),
+    "dequantize_kv": lambda op: op(KEYS, KEYS, SLOTS),
+    "quantize_index_keys": lambda op: op(
+        torch.zeros((1, 128), dtype=BF16), SLOTS, torch.zeros((1, 64, 132), dtype=BYTES)
+    ),
+    "dequantize_index_keys": lambda op: op(torch.zeros((1, 64, 132), dtype=BYTES), SLOTS),
+    "mla_decode": lambda op: op(
+        torch.zeros((1, 1, 576), dtype=BF16), ROWS, *PAGES, softmax_scale=1.0, layout="flat576"
+    ),
+    "gqa_decode": lambda op: op(HEADS, KEYS, KEYS, *PAGES, softmax_scale=1.0),
+    "requantize_fp8_to_int4": lambda op: op(
+        torch.zeros((1, 128), dtype=BYTES), torch.ones((1, 1)), group_size=32, scales="absmax", signed=True
+    ),
+}
+ROUTER = (torch.ones((1, 1)), torch.zeros((1, 1), dtype=torch.int32))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_without_a_gpu_an_op_says_what_helps(name, monkeypatch):
+    monkeypatch.setattr(launch, "IS_INTERPRETED", False)
+    op = getattr(quantkit_kernels, name)
+    assert set(CALLS) == set(filter(is_op, quantkit_kernels.__all__))
+    with pytest.raises(ValueError, match=r"cannot run on cpu: move the tensors to a GPU, set TRITON_INTERPRET=1"):
+        CALLS[name](op)
+
+
+def is_op(name):
+    return name[0].islower() and name not in {"patch", "repack", "unrepack"}
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a_product_on_the_second_gpu():
     from quantkit_kernels import int4_gemm, reference
     from tests.kernels.compare import assert_close
-    from tests.kernels.test_repack import random_int4
+    from tests.kernels.int4_weights import random_int4
 
     weight = random_int4((96, 256), 32, "cuda:1")
     x = torch.randn((3, 256), device="cuda:1").to(torch.bfloat16)

@@ -5,8 +5,8 @@ What an H200 may issue at 4.3 TB/s and 1.755 GHz is 124 instructions for a token
 
 import pytest
 
-from quantkit_kernels import gqa, mla, split_kv
-from quantkit_kernels.launch import LEAST_TOKENS
+from quantkit_kernels import split_kv
+from quantkit_kernels.tiles import LEAST_TOKENS, gqa_tile, mla_tile
 from tests.kernels.sm90 import compile_kernel
 
 POINTERS = {"page_table_ptr": "*i32", "seq_lens_ptr": "*i32", "lse_ptr": "*fp32"}
@@ -19,7 +19,7 @@ def compile_tile(module, signature, constants, page_size, is_whole, tile, cache)
     constants = constants | {
         "PAGE_SIZE": page_size,
         "BLOCK_H": tile.block_heads,
-        "BLOCK_T": mla.BLOCK_TOKENS,
+        "BLOCK_T": tile.block_tokens,
         "IS_WHOLE": is_whole,
         "INTERPRET": False,
     }
@@ -35,13 +35,13 @@ MOST_STACK = 0 if LEAST_TOKENS == 8 else 8  # an older Triton spills two registe
 def check(compiled, tile, row_bytes):
     assert compiled.stack_bytes <= MOST_STACK
     assert "wgmma.mma_async" in compiled.ptx or tile.block_heads < LEAST_TOKENS
-    assert len(compiled.loop) * tile.num_warps / mla.BLOCK_TOKENS <= 124 * row_bytes / 576
+    assert len(compiled.loop) * tile.num_warps / tile.block_tokens <= 124 * row_bytes / 576
 
 
 @pytest.mark.parametrize(("page_size", "is_whole"), [(64, True), (1, False)])
 @pytest.mark.parametrize(("layout", "num_heads"), [("bf16", 16), ("flat576", 8), ("flat576", 16), ("dsa656", 8)])
 def test_mla_decode_fits(layout, num_heads, page_size, is_whole, tmp_path):
-    tile = mla.choose_tile(layout, num_heads)
+    tile = mla_tile(layout, num_heads)
     latent_row, rope_row, rope_start, scale_row = ROWS[layout]
     signature = {
         "latent_ptr": "*bf16" if layout == "bf16" else "*fp8e4nv",
@@ -60,7 +60,7 @@ def test_mla_decode_fits(layout, num_heads, page_size, is_whole, tmp_path):
 @pytest.mark.parametrize(("page_size", "is_whole"), [(64, True), (1, False)])
 @pytest.mark.parametrize(("dtype", "group"), [("bf16", 12), ("fp8e4nv", 8)])
 def test_gqa_decode_fits(dtype, group, page_size, is_whole, tmp_path):
-    tile = gqa.choose_tile(group)
+    tile = gqa_tile(group)
     signature = {"key_ptr": f"*{dtype}", "value_ptr": f"*{dtype}", "num_kv_heads": "i32"}
     constants = {"GROUP": group, "WIDTH": 128}
     compiled = compile_tile("gqa", signature, constants, page_size, is_whole, tile, tmp_path)
@@ -71,5 +71,5 @@ def test_the_merge_fits(tmp_path):
     signature = {"part_ptr": "*fp32", "part_lse_ptr": "*fp32", "out_ptr": "*bf16", "lse_ptr": "*fp32"}
     signature["num_splits"] = "i32"
     constants = {"WIDTH": 512, "BLOCK_S": split_kv.MERGE_SPLITS, "BLOCK_C": split_kv.MERGE_COLUMNS}
-    compiled = compile_kernel("quantkit_kernels.attention_jit:merge_kernel", signature, constants, tmp_path)
+    compiled = compile_kernel("quantkit_kernels.attention_jit:merge_splits_kernel", signature, constants, tmp_path)
     assert compiled.stack_bytes == 0

@@ -7,8 +7,7 @@ from quantkit_kernels import ops, reference
 from quantkit_kernels.modules import Int4Experts, Int4Linear
 from quantkit_kernels.ops import int4_experts, int4_linear
 from tests.kernels.compare import assert_close
-from tests.kernels.test_int4_moe import experts, router, tokens
-from tests.kernels.test_repack import random_int4
+from tests.kernels.int4_weights import experts, random_int4, router, tokens
 
 pytestmark = pytest.mark.gpu
 GROUP = 32
@@ -117,7 +116,7 @@ def test_a_tensor_too_many_or_of_another_shape_is_named(device):
             named | {"experts.4.gate_proj.weight_packed": named["experts.0.gate_proj.weight_packed"]}
         )
     wrong = named | {"experts.0.up_proj.weight_shape": torch.tensor([64, 128])}
-    with pytest.raises(RuntimeError, match=r"experts: a weight \(64, 256\) in groups of 32 has words"):
+    with pytest.raises(RuntimeError, match=r"experts: a weight \(64, 256\) is stored as words"):
         module.load_state_dict(wrong)
 
 

@@ -4,13 +4,15 @@ Compared with the same model of transformers, loaded by transformers and decompr
 """
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from quantkit_kernels.modules import Int4Experts, Int4Linear
-from quantkit_kernels.transformers_model import _Places, patch
+from quantkit_kernels.transformers_model import _group_size, _Places, patch
 from tests.kernels.compare import relative_mean
 
 pytestmark = pytest.mark.gpu
@@ -160,6 +162,51 @@ def test_what_is_not_converted_is_refused(converted, tmp_path, device):
         patch(build(AutoConfig.from_pretrained(converted)), directory, device=device)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"symmetric": False}, "symmetric False, and the kernels are for True"),
+        ({"actorder": "group"}, "actorder 'group'"),
+        ({"strategy": "channel"}, "strategy 'channel'"),
+        ({"num_bits": 8}, "num_bits 8"),
+        ({"type": "float"}, "type 'float'"),
+        ({"format": "int-quantized"}, "format 'int-quantized', and the kernels are for 'pack-quantized'"),
+        ({"format": None, "of_all": "marlin-24"}, "format 'marlin-24'"),
+        ({"input_activations": {"num_bits": 8}}, "input_activations {'num_bits': 8}"),
+    ],
+)
+def test_weights_that_mean_something_else_are_refused(change, words, tmp_path):
+    """Each would load, and compute something else."""
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+    group = {"weights": weights, "format": "pack-quantized", "input_activations": None, "targets": ["Linear"]}
+    for key, value in change.items():
+        if key != "of_all":
+            (group if key in group else weights)[key] = value
+    section = {"config_groups": {"group_0": group}, "format": change.get("of_all", "pack-quantized")}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"quantization_config": section}))
+    with pytest.raises(ValueError, match=f"config.json: group_0 has {words}"):
+        _group_size(path)
+    path.write_text(json.dumps({"quantization_config": section | {"config_groups": {"group_0": group, "b": {}}}}))
+    with pytest.raises(ValueError, match="no single INT4 group size"):
+        _group_size(path)
+
+
+@pytest.mark.parametrize("name", ["experts.0.up_proj.weight_zero_point", "experts.2.up_proj.weight_g_idx"])
+def test_a_tensor_that_nothing_takes_is_named(name, converted, tmp_path, device):
+    from transformers import AutoConfig
+
+    name = f"model.layers.1.mlp.{name}"
+    directory = damaged(converted, tmp_path / "out", lambda tensors, _: tensors.update({name: torch.zeros(1)}))
+    with pytest.raises(ValueError, match=f"{name} is in the checkpoint, and nothing here takes it"):
+        patch(build(AutoConfig.from_pretrained(converted)), directory, device=device)
+
+
+def test_without_safetensors_the_package_is_imported():
+    code = "import sys; sys.modules['safetensors'] = None; import quantkit_kernels; assert quantkit_kernels.patch"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_linear_layers_in_int4_become_int4_linears(convert, tiny_checkpoint, tmp_path, device):
     """A dense projection that the recipe was told to quantize as well."""
     from transformers import AutoConfig
@@ -170,3 +217,7 @@ def test_linear_layers_in_int4_become_int4_linears(convert, tiny_checkpoint, tmp
     linears = [name for name, module in model.named_modules() if isinstance(module, Int4Linear)]
     assert "model.layers.0.mlp.gate_proj" in linears
     assert logits_of(model, torch.arange(1, 9).unsqueeze(0).to(device)).isfinite().all()
+    name = "model.layers.0.mlp.gate_proj.weight"
+    directory = damaged(tmp_path / "out", tmp_path / "twice", lambda tensors, _: tensors.update({name: torch.zeros(1)}))
+    with pytest.raises(ValueError, match=f"{name} is in the checkpoint"):
+        patch(build(AutoConfig.from_pretrained(directory)), directory, device=device)

@@ -4,15 +4,9 @@ import pytest
 import torch
 
 from quantkit_kernels.word_order import repack, unrepack
+from tests.kernels.int4_weights import random_int4
 
 pytestmark = pytest.mark.gpu
-
-
-def random_int4(shape, group_size, device, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    packed = torch.randint(-(2**31), 2**31, (*shape[:-1], shape[-1] // 8), generator=generator).to(torch.int32)
-    scale = torch.randn((*shape[:-1], shape[-1] // group_size), generator=generator).to(torch.bfloat16)
-    return packed.to(device), scale.to(device)
 
 
 def code(words, row, col):
@@ -71,8 +65,8 @@ def test_words_are_those_written_here(device):
         ({"group_size": 16}, "not one of"),
         ({"weight_packed": torch.zeros(4, 16)}, "words are int32"),
         ({"weight_scale": torch.zeros(4, 4)}, "scales BF16"),
-        ({"weight_scale": torch.zeros((4, 3), dtype=torch.bfloat16)}, r"have a scale \(4, 4\)"),
-        ({"weight_packed": torch.zeros((4, 3), dtype=torch.int32)}, "no rows of whole groups"),
+        ({"weight_scale": torch.zeros((4, 3), dtype=torch.bfloat16)}, r"has words \(4, 16\) and scales \(4, 4\), not"),
+        ({"weight_packed": torch.zeros((4, 3), dtype=torch.int32)}, "24 columns has no whole groups of 32"),
     ],
 )
 def test_what_does_not_go_together_is_named(change, words):

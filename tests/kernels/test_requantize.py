@@ -1,5 +1,7 @@
 """Conversion on the GPU gives the bytes of the specification in numpy: codes, scales and the error of each row."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ pytestmark = pytest.mark.gpu
 def large_steps(device, monkeypatch):
     """The interpreter takes few large steps faster than many small ones; several programs are left."""
     if device == "cpu":
-        monkeypatch.setattr(requantize, "TILE", 4096)
+        monkeypatch.setattr(requantize, "WEIGHTS_PER_PROGRAM", 4096)
 
 
 def fp8_weight(rng, shape, block):
@@ -46,6 +48,7 @@ def check(source, values_RC, ints, device, *, group_size, importance_C=None, **m
         assert got.cpu().numpy().tobytes() == wanted.tobytes()
 
 
+MODE = {"group_size": 64, "scales": "search", "signed": True}
 MODES = [("search", True), ("search", False), ("absmax", False)]
 BLOCKS = {"published": (128, 128), "row": (1, 256), "tensor": (50, 256), "microscaling": (1, 32)}
 
@@ -99,6 +102,21 @@ def test_what_is_not_aligned_to_words_gives_the_same_bytes(device):
     values_RC = fp8.dequantize(codes_RC, scale_BB, block=(128, 128))
     source = Source(array, torch.from_numpy(scale_BB).to(device))
     check(source, values_RC, None, device, group_size=32, scales="absmax", signed=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_absmax_rounds_to_bf16_once(dtype, device):
+    """Values around the middle of two BF16; FP8 whose groups have several scales, of rows from within a block on."""
+    rng = np.random.default_rng(11)
+    if dtype == torch.uint8:
+        codes_RC, scale_BB = fp8_weight(rng, (9, 256), (4, 32))
+        values_RC = fp8.dequantize(codes_RC[3:], scale_BB, block=(4, 32), row_offset=3)
+        source = Source(torch.from_numpy(codes_RC[3:]).to(device), torch.from_numpy(scale_BB).to(device), (4, 32), 3)
+    else:
+        middle = rng.integers(0x3000, 0x4800, (6, 256)).astype(np.uint32) << 16 | 0x8000
+        values_RC = (middle + rng.integers(-1, 2, middle.shape).astype(np.uint32)).view(np.float32)
+        source = Source(torch.from_numpy(values_RC).to(device))
+    check(source, values_RC, None, device, group_size=128, scales="absmax", signed=False)
 
 
 def test_a_later_row_finds_its_block(device):
@@ -193,12 +211,12 @@ def test_the_public_form_takes_second_moments(device):
     codes_RC, scale_BB = fp8_weight(rng, (4, 256), (128, 128))
     found = moments(rng, 256).astype(np.float32)
     arrays = (torch.from_numpy(codes_RC).to(device), torch.from_numpy(scale_BB).to(device))
-    int4 = requantize_fp8_to_int4(*arrays, group_size=64, importance=torch.from_numpy(found).to(device))
+    int4 = requantize_fp8_to_int4(*arrays, **MODE, importance=torch.from_numpy(found).to(device))
     ints = grid.fp8_grid(codes_RC, scale_BB, block=(128, 128), group_size=64)
     levels = search.importance_levels(found, group_size=64)
-    wanted, _ = search.quantize_search(*ints, group_size=64, importance_C=levels)
+    wanted, _ = search.quantize_search(*ints, group_size=64, signed=True, importance_C=levels)
     assert (int4.packed.cpu().numpy() == packing.pack_int4(wanted)).all()
-    assert not (int4.packed.cpu() == requantize_fp8_to_int4(*arrays, group_size=64).packed.cpu()).all()
+    assert not (int4.packed.cpu() == requantize_fp8_to_int4(*arrays, **MODE).packed.cpu()).all()
 
 
 def test_no_rows_are_no_work(device):
@@ -206,6 +224,21 @@ def test_no_rows_are_no_work(device):
     int4 = quantize(source, group_size=32, scales="search", signed=True)
     assert (int4.packed.shape, int4.scale.shape) == ((0, 8), (0, 2))
     assert row_errors(source, int4, group_size=32).error2.shape == (0,)
+
+
+def test_nothing_that_changes_bytes_has_a_default():
+    from quantkit.numerics import fused_cpu
+
+    for function in (
+        requantize_fp8_to_int4,
+        quantize,
+        search.quantize_search,
+        fused_cpu.quantize_fp8,
+        fused_cpu.quantize_values,
+    ):
+        options = inspect.signature(function).parameters
+        for name in ("group_size", "scales", "signed"):
+            assert name not in options or options[name].default is inspect.Parameter.empty, (function, name)
 
 
 def test_candidates_are_those_of_the_specification():
@@ -216,9 +249,9 @@ def test_the_public_form_takes_the_tensors_of_a_checkpoint(device):
     codes_RC, scale_BB = fp8_weight(np.random.default_rng(5), (130, 256), (128, 128))
     codes = torch.from_numpy(codes_RC).view(torch.float8_e4m3fn).to(device)
     scale_inv = torch.from_numpy(scale_BB).to(torch.bfloat16).to(device)
-    int4 = requantize_fp8_to_int4(codes, scale_inv, group_size=64)
+    int4 = requantize_fp8_to_int4(codes, scale_inv, **MODE)
     ints = grid.fp8_grid(codes_RC, scale_inv.float().cpu().numpy(), block=(128, 128), group_size=64)
-    codes_RC, scale_RG = search.quantize_search(*ints, group_size=64)
+    codes_RC, scale_RG = search.quantize_search(*ints, group_size=64, signed=True)
     assert (int4.packed.cpu().numpy() == packing.pack_int4(codes_RC)).all()
     assert int4.scale.dtype == torch.bfloat16
     assert (int4.scale.view(torch.int16).cpu().numpy().view(np.uint16) == scale_RG).all()
@@ -240,5 +273,6 @@ def test_the_public_form_takes_the_tensors_of_a_checkpoint(device):
 )
 def test_what_does_not_go_together_is_named(change, words, device):
     arguments = {"codes": torch.zeros((4, 64), dtype=torch.uint8), "scale_inv": torch.ones((1, 1)), "group_size": 32}
+    arguments |= {"scales": "search", "signed": True}
     with pytest.raises(ValueError, match=words):
         requantize_fp8_to_int4(**(arguments | change))

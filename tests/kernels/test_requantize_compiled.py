@@ -29,27 +29,27 @@ def check(compiled):
 
 
 @pytest.mark.parametrize(
-    ("kind", "pointer", "group_size", "step", "scales"),
+    ("kind", "pointer", "group_size", "step"),
     [
-        (FP8_CODES, "*u8", 32, 32, "search"),
-        (FP8_CODES, "*u8", 128, 128, "search"),
-        (FP8_VALUES, "*u8", 64, 1, "search"),
-        (VALUES, "*bf16", 32, 1, "search"),
-        (VALUES, "*fp32", 128, 1, "absmax"),
+        (FP8_CODES, "*u8", 32, 32),
+        (FP8_CODES, "*u8", 128, 128),
+        (FP8_VALUES, "*u8", 64, 1),
+        (VALUES, "*bf16", 32, 1),
+        (VALUES, "*fp32", 128, 1),
     ],
 )
-def test_quantization_fits_into_registers(kind, pointer, group_size, step, scales, tmp_path):
+def test_quantization_fits_into_registers(kind, pointer, group_size, step, tmp_path):
     constants = {
         "KIND": kind.value,
         "SCALE_STEP": step,
         "GROUP": group_size,
-        "BLOCK_G": requantize.TILE // group_size,
-        "CANDIDATES": requantize.CANDIDATES[group_size] if scales == "search" else (),
+        "BLOCK_G": requantize.WEIGHTS_PER_PROGRAM // group_size,
+        "CANDIDATES": requantize.CANDIDATES[group_size],
         "SIGNED": True,
-        "HAS_IMPORTANCE": scales == "search",
+        "HAS_IMPORTANCE": True,
     }
     signature = SOURCE | {"source_ptr": pointer, "importance_ptr": "*i32"} | INT4 | {"num_groups": "i32"}
-    check(compile_kernel(KERNELS + "quantize_kernel", signature, constants, tmp_path, **requantize.OPTIONS))
+    check(compile_kernel(KERNELS + "search_kernel", signature, constants, tmp_path, **requantize.OPTIONS))
 
 
 @pytest.mark.parametrize("group_size", [32, 64, 128])
@@ -62,15 +62,15 @@ def test_absmax_keeps_up_with_memory(is_fp8, group_size, tmp_path):
         "BLOCK_ROWS": 128,
         "BLOCK_COLS": 128,
         "GROUP": group_size,
-        "TILE_G": requantize.ABSMAX_TILE // group_size,
+        "TILE_G": requantize.ABSMAX_WEIGHTS // group_size,
         "INTERPRET": False,
     }
     kernel = "quantkit_kernels.absmax_jit:absmax_kernel"
     compiled = compile_kernel(kernel, signature, constants, tmp_path, **requantize.ABSMAX_OPTIONS)
     assert compiled.stack_bytes == 0
     assert compiled.num_fused == compiled.ptx.count("fma.rn.bf16x2")  # those of the assembly, on purpose
-    num_threads = 32 * requantize.ABSMAX_OPTIONS["num_warps"]
-    assert len(compiled.loop) * num_threads / requantize.ABSMAX_TILE <= MOST_PER_WEIGHT[is_fp8]
+    per_weight = compiled.per_weight(requantize.ABSMAX_WEIGHTS, requantize.ABSMAX_OPTIONS["num_warps"])
+    assert per_weight <= MOST_PER_WEIGHT[is_fp8]
 
 
 @pytest.mark.parametrize("group_size", [32, 128])
@@ -86,7 +86,7 @@ def test_errors_fit_into_registers(group_size, tmp_path):
 
 
 def test_the_check_sees_what_is_fused(tmp_path):
-    """Without the option this kernel fuses: it would give other bytes than the processor."""
+    """Without the option this kernel fuses: it would give other bytes than the CPU."""
     constants = {"KIND": FP8_VALUES.value, "SCALE_STEP": 32, "GROUP": 32, "BLOCK_G": requantize.ERROR_GROUPS}
     signature = SOURCE | INT4 | {"sums_ptr": "*fp64", "num_groups": "i32"}
     options = requantize.OPTIONS | {"enable_fp_fusion": True}

@@ -11,7 +11,7 @@ KERNELS = {
         {"sums_ptr": "*fp64", "rows_ptr": "*fp64", "num_rows": "i32", "groups_per_row": "i32", "num_groups": "i32"},
         {"BLOCK_R": 128},
     ),
-    "gemm_jit:merge_kernel": (PARTS | {"num_items": "i32"}, {"SPLIT_K": 4, "BLOCK": 1024, "INTERPRET": False}),
+    "gemm_jit:sum_splits_kernel": (PARTS | {"num_items": "i32"}, {"SPLIT_K": 4, "BLOCK": 1024, "INTERPRET": False}),
     "gemm_jit:dequantize_kernel": (
         WEIGHT,
         {"N": 512, "K": 6144, "GROUP": 32, "BLOCK_N": 64, "WARPS": 4, "IS_REPACKED": True, "INTERPRET": False},

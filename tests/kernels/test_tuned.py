@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -14,13 +15,17 @@ import triton
 from quantkit_kernels import tuned
 from quantkit_kernels.gemm import int4_gemm
 from quantkit_kernels.reference import int4_gemm as twin
-from quantkit_kernels.tiles import GemmTile, MoeTile, gemm_tile, moe_tile
+from quantkit_kernels.tiles import DenseShape, GemmTile, MoeShape, MoeTile, gemm_tile, moe_tile
+from quantkit_kernels.tuned import NO_GPU, Gpu
+from quantkit_kernels.word_order import repack
 from tests.kernels.compare import assert_close
-from tests.kernels.test_repack import random_int4
+from tests.kernels.int4_weights import random_int4
 
 pytestmark = pytest.mark.gpu
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
 GPU = "Some GPU, 100 GB"
+ITS = Gpu(GPU, NO_GPU.num_sms)
+DENSE, MOE = DenseShape(96, 256, 32), MoeShape(4, 64, 256, 32, 2)
 SMALL = GemmTile(block_n=64, block_m=8, split_k=2, num_stages=3)
 LARGE = GemmTile(block_n=128, block_m=32, split_k=1)
 EXPERTS = MoeTile(gate_up_n=64, down_n=64, block_m=16, split_k=1, is_sorted=True)
@@ -33,8 +38,8 @@ def table(tmp_path, monkeypatch):
     yield {
         "gpu": GPU,
         "triton": triton.__version__,
-        "dense": {"96x256": {"32": asdict(LARGE), "4": asdict(SMALL)}},
-        "moe": {"4x64x256": {"8": asdict(EXPERTS)}},
+        "dense": {"96x256x32": {"32": asdict(LARGE), "4": asdict(SMALL)}},
+        "moe": {"4x64x256x32x2": {"8": asdict(EXPERTS)}},
     }
     tuned.table_of.cache_clear()
 
@@ -45,21 +50,28 @@ def write(table):
 
 def test_the_tile_of_the_next_number_of_tokens_is_taken(table):
     write(table)
-    shape = {"num_rows": 96, "num_cols": 256, "gpu": GPU}
-    assert [gemm_tile(num_tokens=number, **shape) for number in (1, 4, 5, 32)] == [SMALL, SMALL, LARGE, LARGE]
-    assert moe_tile(num_tokens=3, top_k=2, experts=(4, 64, 256), gpu=GPU) == EXPERTS
+    tiles = [gemm_tile(DENSE, num_tokens=number, gpu=ITS) for number in (1, 4, 5, 32)]
+    assert tiles == [SMALL, SMALL, LARGE, LARGE]
+    assert moe_tile(MOE, num_tokens=3, gpu=ITS) == EXPERTS
 
 
 def test_what_is_in_no_table_is_computed(table):
     write(table)
-    computed = gemm_tile(num_tokens=3, num_rows=96, num_cols=256)
+    computed = gemm_tile(DENSE, num_tokens=3)
     assert computed != SMALL
-    assert gemm_tile(num_tokens=3, num_rows=96, num_cols=256, gpu="Another GPU") == computed
-    for shape in (
-        {"num_tokens": 33, "num_rows": 96, "num_cols": 256},
-        {"num_tokens": 3, "num_rows": 97, "num_cols": 256},
+    assert gemm_tile(DENSE, num_tokens=3, gpu=ITS._replace(name="Another GPU")) == computed
+    assert gemm_tile(DENSE, num_tokens=3, gpu=ITS, is_repacked=False) == computed
+    for change, num_tokens in (({}, 33), ({"num_rows": 97}, 3), ({"group_size": 64}, 3)):
+        shape = DENSE._replace(**change)
+        assert gemm_tile(shape, num_tokens=num_tokens, gpu=ITS) == gemm_tile(shape, num_tokens=num_tokens)
+    for change, rest in (
+        ({"group_size": 64}, {}),
+        ({"top_k": 3}, {}),
+        ({}, {"is_repacked": False}),
+        ({}, {"num_global": 8}),
     ):
-        assert gemm_tile(**shape, gpu=GPU) == gemm_tile(**shape)
+        shape = MOE._replace(**change)
+        assert moe_tile(shape, num_tokens=3, gpu=ITS, **rest) == moe_tile(shape, num_tokens=3, **rest) != EXPERTS
 
 
 def test_a_product_uses_it(table, device, monkeypatch):
@@ -69,13 +81,13 @@ def test_a_product_uses_it(table, device, monkeypatch):
     write(table)
     used = []
     run = module.run_gemm
-    monkeypatch.setattr(module, "gpu_name", lambda _: GPU)
+    monkeypatch.setattr(module, "gpu_of", lambda _: ITS)
     monkeypatch.setattr(
         module, "run_gemm", lambda *args, tile, **rest: used.append(tile) or run(*args, tile=tile, **rest)
     )
     weight = random_int4((96, 256), 32, device)
     x = torch.randn((3, 256), generator=torch.Generator().manual_seed(1)).to(torch.bfloat16).to(device)
-    got = int4_gemm(x, *weight, group_size=32)
+    got = int4_gemm(x, *repack(*weight, group_size=32), group_size=32)
     assert used == [SMALL]
     assert_close("product", twin(x.double(), *weight, group_size=32), got, most=2.0**-8)
 
@@ -85,24 +97,43 @@ def test_a_product_uses_it(table, device, monkeypatch):
     [
         ({"gpu": "Another GPU"}, "is no table of tiles for Some GPU"),
         ({"extra": {}}, "is no table of tiles"),
-        ({"dense": {"96x256": {"4": {"block_n": 64}}}}, "a tile of dense has the fields"),
+        ({"dense": {"96x256x32": {"4": {"block_n": 64}}}}, "a tile of dense has the fields"),
     ],
 )
 def test_a_table_that_is_none_is_named(change, words, table):
     write(table | change)
     with pytest.raises(ValueError, match=words):
-        gemm_tile(num_tokens=3, num_rows=96, num_cols=256, gpu=GPU)
+        gemm_tile(DENSE, num_tokens=3, gpu=ITS)
+
+
+def check_tables():
+    for path in tuned.TUNED.glob("*.json"):
+        gpu = json.loads(path.read_text())["gpu"]
+        assert tuned.file_of(gpu).name == path.name
+        for kind, make, of in (("dense", GemmTile, DenseShape), ("moe", MoeTile, MoeShape)):
+            for shape, tiles in tuned.table_of(gpu)[kind].items():
+                for number in tiles:
+                    sizes = of(*map(int, shape.split("x")))
+                    assert tuned.tuned_tile(kind, sizes, num_tokens=number, gpu=gpu, make=make) is not None
 
 
 def test_tables_of_the_package_are_tables():
-    for path in (Path(tuned.__file__).parent / "tuned").glob("*.json"):
-        gpu = json.loads(path.read_text())["gpu"]
-        assert tuned.file_of(gpu).name == path.name
-        for kind, make in (("dense", GemmTile), ("moe", MoeTile)):
-            for shape, tiles in tuned.table_of(gpu)[kind].items():
-                for number in tiles:
-                    sizes = tuple(map(int, shape.split("x")))
-                    assert tuned.tuned_tile(kind, sizes, num_tokens=number, gpu=gpu, make=make) is not None
+    """There may be none yet: the next test shows that a broken one would be found."""
+    check_tables()
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({}, None),
+        ({"dense": {"96x256": {"4": asdict(SMALL)}}}, TypeError),  # of before groups were in the name
+        ({"moe": {"4x64x256x32x2": {"8": asdict(SMALL)}}}, ValueError),
+    ],
+)
+def test_a_broken_table_is_found(change, error, table):
+    write(table | change)
+    with pytest.raises(error) if error else nullcontext():
+        check_tables()
 
 
 @pytest.fixture
@@ -136,12 +167,12 @@ def test_the_tuner_writes_what_is_read(table, tune_kernels, device):
     made = with_tiles_as_calls(works(tune_kernels, document, device))
     lines = list(tune_kernels.tune(document, made, tiles_by_time(lambda tile: 1 / tile.num_stages), never))
     assert len(lines) == 4
-    assert lines[0].startswith("dense 64x256, M 1: 0.2 us, computed 0.2; ")
+    assert lines[0].startswith("dense 64x256x32, M 1: 0.2 us, computed 0.2; ")
     tune_kernels.write(document, tuned.file_of(GPU))
     assert [path.name for path in tuned.TUNED.iterdir()] == [tuned.file_of(GPU).name]
-    computed = gemm_tile(num_tokens=5, num_rows=64, num_cols=256)
-    assert gemm_tile(num_tokens=5, num_rows=64, num_cols=256, gpu=GPU) == replace(computed, num_stages=5)
-    assert moe_tile(num_tokens=5, top_k=4, experts=(4, 64, 128), gpu=GPU).num_stages == 5
+    computed = gemm_tile(DenseShape(64, 256, 32), num_tokens=5)
+    assert gemm_tile(DenseShape(64, 256, 32), num_tokens=5, gpu=ITS) == replace(computed, num_stages=5)
+    assert moe_tile(MoeShape(4, 64, 128, 32, 4), num_tokens=5, gpu=ITS).num_stages == 5
     assert tune_kernels.document_of(tuned.file_of(GPU), GPU) == document
     assert tune_kernels.document_of(tuned.file_of(GPU), "Another GPU")["dense"] == {}
     tune_kernels.write(document | {"triton": "2.0.0"}, tuned.file_of(GPU))
@@ -161,8 +192,8 @@ def test_every_tile_that_is_timed_runs(table, tune_kernels, device):
 
 
 def test_what_is_missing_is_tuned_first_and_a_tile_is_where_the_next_search_begins(table, tune_kernels, device):
-    shape = "64x256"
-    best = asdict(replace(gemm_tile(num_tokens=1, num_rows=64, num_cols=256), split_k=8))
+    shape = "64x256x32"
+    best = asdict(replace(gemm_tile(DenseShape(64, 256, 32), num_tokens=1), split_k=8))
     document = table | {"dense": {shape: {"1": best}}, "moe": {}}
     made = works(tune_kernels, document, device, [9, 1])
     assert [(shape.kind, work.num_tokens) for shape, work in made] == [
@@ -192,7 +223,7 @@ def test_what_was_found_for_fewer_tokens_is_where_the_next_search_begins(tune_ke
     unsorted = replace(EXPERTS, is_sorted=False, block_m=16)
     timed = []
     made = [
-        (Shape("moe", (4, 64, 256)), Work(number, computed, moe_knobs(computed, number), lambda tile: tile))
+        (Shape("moe", MOE), Work(number, computed, moe_knobs(computed, number), lambda tile: tile))
         for number, computed in ((4, unsorted), (64, EXPERTS))
     ]
     list(
@@ -220,8 +251,8 @@ def test_when_the_time_is_over_what_was_found_stays(table, tune_kernels, device)
     )
     # asked before the first work and before each of its lines: the first of these is that of split_k
     assert len(lines) == 1
-    assert document["dense"]["64x256"]["1"]["split_k"] == 16
-    assert list(document["dense"]["64x256"]) == ["1"]
+    assert document["dense"]["64x256x32"]["1"]["split_k"] == 16
+    assert list(document["dense"]["64x256x32"]) == ["1"]
     assert document["moe"] == {}
 
 
@@ -290,5 +321,5 @@ def test_an_unknown_shape_is_named():
     command = [sys.executable, str(SCRIPTS / "tune_kernels.py"), "--only", "moe,3x4"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 2
-    assert "--only takes of 16384x8192, 256x256x6144, " in ran.stderr
+    assert "--only takes of 16384x8192x32, 256x256x6144x32x8, " in ran.stderr
     assert "not 3x4" in ran.stderr

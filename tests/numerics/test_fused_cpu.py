@@ -9,6 +9,7 @@ from quantkit.numerics import absmax, bfloat16, fp8, fused_cpu, grid, kernel_cac
 
 GROUPS = (32, 64, 128)
 MODES = (("search", True), ("search", False), ("absmax", True))
+SEARCH = {"group_size": 32, "scales": "search", "signed": True}
 # square, ragged, per channel, per tensor, MXFP8, and two that no group divides
 BLOCKS = ((128, 128), (1, 640), (400, 640), (1, 32), (24, 96), (7, 20))
 
@@ -67,15 +68,16 @@ def test_importance_gives_the_bytes_of_the_specification(rows, cols, group_size,
     moments[:group_size] = 0.0
     levels = search.importance_levels(moments, group_size=group_size)
     options = {"group_size": group_size, "signed": signed, "importance_C": levels}
+    by_numba = options | {"scales": "search"}
     ints, unit = grid.fp8_grid(codes, scale_BB, block=(128, 128), group_size=group_size)
     wanted, wanted_scale = search.quantize_search(ints, unit, **options)
-    packed, scale = fused_cpu.quantize_fp8(codes, scale_BB, block=(128, 128), **options)
+    packed, scale = fused_cpu.quantize_fp8(codes, scale_BB, block=(128, 128), **by_numba)
     assert_same_bytes("packed", packing.pack_int4(wanted), packed)
     assert_same_bytes("scale", wanted_scale, scale)
     values = fp8.dequantize(codes, scale_BB, block=(128, 128))
     ints, unit = grid.value_grid(values, group_size=group_size)
     wanted, wanted_scale = search.quantize_search(ints, unit, **options)
-    packed, scale = fused_cpu.quantize_values(values, **options)
+    packed, scale = fused_cpu.quantize_values(values, **by_numba)
     assert_same_bytes("packed", packing.pack_int4(wanted), packed)
     assert_same_bytes("scale", wanted_scale, scale)
 
@@ -152,7 +154,7 @@ def test_ties_of_bf16_give_the_bytes_of_the_specification(scales, assert_same_by
 @pytest.mark.parametrize("scales", ["search", "absmax"])
 def test_row_blocks_do_not_change_bytes(rows_per_block, scales, random_fp8, assert_same_bytes):
     codes, scale_BB = random_fp8(200, 384, (128, 128))
-    options = {"block": (128, 128), "group_size": 32, "scales": scales}
+    options = {"block": (128, 128), "group_size": 32, "scales": scales, "signed": True}
     whole = fused_cpu.quantize_fp8(codes, scale_BB, **options)
     parts = [
         fused_cpu.quantize_fp8(codes[start : start + rows_per_block], scale_BB, row_offset=start, **options)
@@ -174,13 +176,13 @@ def test_dequantize_gives_the_bytes_of_the_specification(shape, block, random_fp
 
 def test_read_only_unaligned_and_strided_inputs_give_the_same_bytes(assert_same_bytes):
     values = np.random.default_rng(0).standard_normal((9, 256)).astype(np.float32)
-    expected = fused_cpu.quantize_values(values, group_size=32)
+    expected = fused_cpu.quantize_values(values, **SEARCH)
     raw = np.zeros(values.nbytes + 1, np.uint8)
     raw[1:] = values.reshape(-1).view(np.uint8)
     unaligned = raw[1:].view(np.float32).reshape(9, 256)
     unaligned.flags.writeable = False
     for source in (unaligned, np.repeat(values, 2, 0)[::2], np.asfortranarray(values)):
-        got = fused_cpu.quantize_values(source, group_size=32)
+        got = fused_cpu.quantize_values(source, **SEARCH)
         assert_same_bytes("packed", expected[0], got[0])
         assert_same_bytes("scale", expected[1], got[1])
     assert values.flags.writeable
@@ -189,20 +191,13 @@ def test_read_only_unaligned_and_strided_inputs_give_the_same_bytes(assert_same_
 
 def test_empty_matrices_give_empty_results():
     packed, scale = fused_cpu.quantize_fp8(
-        np.zeros((0, 128), np.uint8), np.zeros((0, 1), np.float32), block=(128, 128), group_size=32
+        np.zeros((0, 128), np.uint8), np.zeros((0, 1), np.float32), block=(128, 128), **SEARCH
     )
     assert (packed.shape, scale.shape) == ((0, 16), (0, 4))
     err2, _ = fused_cpu.error_rows_values(np.zeros((0, 128), np.float32), packed, scale, group_size=32)
     assert err2.shape == (0,)
     values = fused_cpu.dequantize_fp8(np.zeros((0, 128), np.uint8), np.zeros((0, 1), np.float32), block=(1, 128))
     assert values.shape == (0, 128)
-
-
-def test_scans_find_the_first_bad_position():
-    codes = np.zeros((4, 9), np.uint8)
-    codes[2, 3] = 0xFF
-    assert fused_cpu.first_nan(codes) == (2, 3)
-    assert fused_cpu.first_nonfinite(np.array([[1.0, np.inf]], np.float32)) == (0, 1)
 
 
 def _run(code, **environment):
@@ -257,7 +252,8 @@ import numpy as np
 from llvmlite import binding
 from quantkit.numerics import fused_cpu, fused_tiles
 
-fused_cpu.quantize_fp8(np.ones((16, 512), np.uint8), np.ones((1, 4), np.float32), block=(128, 128), group_size=32)
+options = {"block": (128, 128), "group_size": 32, "scales": "search", "signed": True}
+fused_cpu.quantize_fp8(np.ones((16, 512), np.uint8), np.ones((1, 4), np.float32), **options)
 code = "\n".join(fused_tiles.quantize_tiles.inspect_llvm().values())
 assert len(re.findall(r"fmul <16 x float>", code)) >= 4
 if binding.get_host_cpu_features().get("avx512f"):

@@ -96,7 +96,7 @@ def test_importance_lowers_the_error_that_it_weighs(group_size):
     levels = importance_levels(moments, group_size=group_size)
     errors = []
     for importance in (None, levels):
-        codes, scale = quantize_search(ints, unit, group_size=group_size, importance_C=importance)
+        codes, scale = quantize_search(ints, unit, group_size=group_size, signed=True, importance_C=importance)
         decoded = codes * bfloat16.to_float32(scale).repeat(group_size, 1)
         errors.append(float((((decoded - values) ** 2) * moments).sum()))
     assert errors[1] < 0.9 * errors[0]
@@ -106,13 +106,13 @@ def test_the_largest_of_everything_stays_within_the_bit_budget():
     ints = np.full((1, 128), fp8.E4M3_INTS.max(), np.int32)
     ints[0, ::2] *= -1
     levels = np.full(128, MAX_IMPORTANCE, np.uint16)
-    codes, _ = quantize_search(ints, np.full((1, 1), 2.0**-9), group_size=128, importance_C=levels)
+    codes, _ = quantize_search(ints, np.full((1, 1), 2.0**-9), group_size=128, signed=True, importance_C=levels)
     assert (codes == np.where(np.arange(128) % 2, 7, -7)).all()
 
 
 def test_saturated_group_stays_within_the_bit_budget():
     ints = np.full((1, 128), fp8.E4M3_INTS.max(), np.int32)
-    codes, scale = quantize_search(ints, np.full((1, 1), 2.0**-9), group_size=128)
+    codes, scale = quantize_search(ints, np.full((1, 1), 2.0**-9), group_size=128, signed=True)
     # all candidates are exact here, so the first one wins: 7.2 steps round to 7
     assert (codes == -7).all()
     assert bfloat16.to_float32(scale).item() == -64.0
@@ -129,7 +129,7 @@ def test_first_largest_element_decides_the_sign(signed):
 
 @pytest.mark.parametrize("unit", [0.0, 1.0])
 def test_zero_group_has_codes_zero_and_the_scale_of_absmax(unit):
-    codes, scale = quantize_search(np.zeros((1, 32), np.int32), np.full((1, 1), unit), group_size=32)
+    codes, scale = quantize_search(np.zeros((1, 32), np.int32), np.full((1, 1), unit), group_size=32, signed=True)
     _, expected = absmax.quantize_absmax(np.zeros((1, 32), np.uint16), group_size=32)
     assert not codes.any()
     assert scale.tolist() == expected.tolist()
@@ -137,7 +137,7 @@ def test_zero_group_has_codes_zero_and_the_scale_of_absmax(unit):
 
 def test_scale_is_never_below_the_smallest_normal():
     ints = np.full((1, 32), 8, np.int32)
-    codes, scale = quantize_search(ints, np.full((1, 1), 1e-46), group_size=32)
+    codes, scale = quantize_search(ints, np.full((1, 1), 1e-46), group_size=32, signed=True)
     assert scale.tolist() == [[0x8080]]
     assert not codes.any()
 

@@ -7,6 +7,8 @@ import math
 
 import torch
 
+from quantkit_kernels.reference.kv_cache import TILE
+
 
 def mla_decode(
     q: torch.Tensor,
@@ -53,13 +55,19 @@ def gqa_decode(
     for index, num_tokens in enumerate(seq_lens.tolist()):
         if num_tokens > 0:
             keys, values = (
-                _rows(cache, page_table[index], num_tokens).double().repeat_interleave(num_heads // num_kv_heads, 1)
+                _e4m3_or_bf16(_rows(cache, page_table[index], num_tokens))
+                .double()
+                .repeat_interleave(num_heads // num_kv_heads, 1)
                 for cache in (key_cache, value_cache)
             )
             scores = torch.einsum("hd,thd->ht", q[index].double(), keys * key_scale) * softmax_scale
             lse[index] = scores.logsumexp(-1)
             out[index] = torch.einsum("ht,thd->hd", scores.softmax(-1), values * value_scale)
     return out, lse
+
+
+def _e4m3_or_bf16(rows: torch.Tensor) -> torch.Tensor:
+    return rows.view(torch.float8_e4m3fn) if rows.dtype == torch.uint8 else rows
 
 
 def mla_rows(rows: torch.Tensor, *, layout: str, scale: float, latent_dim: int) -> torch.Tensor:
@@ -69,9 +77,10 @@ def mla_rows(rows: torch.Tensor, *, layout: str, scale: float, latent_dim: int) 
     codes = rows[:, :latent_dim].contiguous().view(torch.float8_e4m3fn).double()
     if layout == "flat576":
         return torch.cat([codes, rows[:, latent_dim:].contiguous().view(torch.float8_e4m3fn).double()], 1) * scale
-    tile_scale = rows[:, latent_dim : latent_dim + 16].contiguous().view(torch.float32).double()
-    latent = codes * tile_scale.repeat_interleave(latent_dim // 4, 1)
-    return torch.cat([latent, rows[:, latent_dim + 16 :].contiguous().view(torch.bfloat16).double()], 1)
+    rope = latent_dim + latent_dim // TILE * 4
+    tile_scale = rows[:, latent_dim:rope].contiguous().view(torch.float32).double()
+    latent = codes * tile_scale.repeat_interleave(TILE, 1)
+    return torch.cat([latent, rows[:, rope:].contiguous().view(torch.bfloat16).double()], 1)
 
 
 def _rows(cache: torch.Tensor, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:

@@ -39,12 +39,14 @@ def int4_moe(
     wide = torch.promote_types(x.dtype, torch.float32)
     out = torch.zeros(x.shape, dtype=wide, device=x.device)
     for expert in range(len(gate_up_packed)):
-        for token, choice in _choices(topk_ids, expert, expert_map).tolist():
-            hidden = int4_gemm(x[token].to(wide), gate_up_packed[expert], gate_up_scale[expert], group_size=group_size)
-            gate, up = hidden.chunk(2)
-            hidden = torch.nn.functional.silu(gate) * up
-            down = int4_gemm(hidden, down_packed[expert], down_scale[expert], group_size=group_size)
-            out[token] += topk_weights[token, choice] * down
+        token, choice = _choices(topk_ids, expert, expert_map).unbind(1)
+        if len(token) == 0:
+            continue
+        both = int4_gemm(x[token].to(wide), gate_up_packed[expert], gate_up_scale[expert], group_size=group_size)
+        gate, up = both.chunk(2, -1)
+        hidden = torch.nn.functional.silu(gate) * up
+        down = int4_gemm(hidden, down_packed[expert], down_scale[expert], group_size=group_size)
+        out.index_add_(0, token, (topk_weights[token, choice].unsqueeze(-1) * down).to(wide))
     return out.to(x.dtype)
 
 

@@ -140,7 +140,7 @@ def quantize_kv(
 ) -> None:
     for source_THD, cache, scale in ((key, key_cache, key_scale), (value, value_cache, value_scale)):
         codes_TC = encode_e4m3(_divide(source_THD.float(), scale)).flatten(1)
-        _store(cache.view(-1, codes_TC.shape[1]), slots, codes_TC)
+        _store(cache.view(torch.uint8).view(-1, codes_TC.shape[1]), slots, codes_TC)
 
 
 def dequantize_kv(
@@ -153,9 +153,10 @@ def dequantize_kv(
     dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[Tensor, Tensor]:
     key, value = (
-        _narrow(decode_e4m3(_load(cache.view(-1, cache.shape[-2] * cache.shape[-1]), slots)) * scale, dtype).view(
-            len(slots), *cache.shape[-2:]
-        )
+        _narrow(
+            decode_e4m3(_load(cache.view(torch.uint8).view(-1, cache.shape[-2] * cache.shape[-1]), slots)) * scale,
+            dtype,
+        ).view(len(slots), *cache.shape[-2:])
         for cache, scale in ((key_cache, key_scale), (value_cache, value_scale))
     )
     return key, value

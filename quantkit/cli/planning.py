@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quantkit.engines.mixed import BLOCK
 from quantkit.engines.parallel import EngineName
 from quantkit.engines.tensor_parallel import TpVerdict, legal_tp
 from quantkit.engines.verdicts import EngineReport
@@ -104,4 +105,9 @@ def check_servable(plan: Plan, reports: Sequence[EngineReport], *, is_allowed: b
 
 def tensor_parallel(resolved: ResolvedSource, plan: Plan) -> tuple[TpVerdict, ...]:
     """Legal tensor-parallel sizes of the output; 'unknown' for a family whose engine rules are not known."""
-    return legal_tp(family=resolved.family, config=resolved.checkpoint.config, group_size=plan.recipe.group_size)
+    return legal_tp(
+        family=resolved.family,
+        config=resolved.checkpoint.config,
+        group_size=plan.recipe.group_size,
+        rest_block=BLOCK[0] if any(job.is_fp8 for job in plan.jobs) else None,
+    )

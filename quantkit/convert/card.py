@@ -12,6 +12,7 @@ from typing import Any
 
 from quantkit.checkpoint.file_names import CONFIG_NAME, MANIFEST_NAME
 from quantkit.checkpoint.json_files import read_json
+from quantkit.engines.mixed import BLOCK
 from quantkit.engines.parallel import ENGINES, EngineName
 from quantkit.engines.tensor_parallel import legal_tp
 from quantkit.errors import QuantkitError, VerificationError
@@ -141,8 +142,14 @@ def _scheme(manifest: Mapping[str, Any]) -> Iterator[str]:
         signs = "of either sign" if recipe["signed_scales"] and recipe["scales"] == "search" else "positive"
         yield (
             f"Symmetric INT4 (compressed-tensors `pack-quantized`) in groups of {recipe['group_size']} columns, scales "
-            f"by {recipe['scales']}, {signs}, stored as BF16. Activations are not quantized."
+            f"by {recipe['scales']}, {signs}, stored as BF16. Their activations are not quantized."
         )
+        if _has_fp8(manifest):
+            yield ""
+            yield (
+                "Beside them lie the source's own FP8 blocks of 128 x 128 (`float-quantized`), byte for byte: engines "
+                "quantize the activations of these layers as they come."
+            )
     elif has_int4(manifest):
         yield (
             f"INT4 as the source has it (compressed-tensors `pack-quantized`, groups of {recipe['group_size']}): codes "
@@ -150,6 +157,10 @@ def _scheme(manifest: Mapping[str, Any]) -> Iterator[str]:
         )
     else:
         yield "Nothing is quantized."
+
+
+def _has_fp8(manifest: Mapping[str, Any]) -> bool:
+    return any(part["action"] == Action.COPY and part["source"] == "fp8_block" for part in manifest["parts"])
 
 
 def _parts(manifest: Mapping[str, Any]) -> Iterator[str]:
@@ -242,7 +253,8 @@ def _serving(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator
 def _tp_size(manifest: Mapping[str, Any], config: Mapping[str, Any], engine: EngineName) -> int:
     """The largest up to 8 that the engine takes, 8 where that is not known, 0 where there is none."""
     family, group_size = FAMILIES[manifest["family"]], manifest["recipe"]["group_size"]
-    verdicts = legal_tp(family=family, config=config, group_size=group_size)
+    rest_block = BLOCK[0] if _has_fp8(manifest) else None
+    verdicts = legal_tp(family=family, config=config, group_size=group_size, rest_block=rest_block)
     sizes = [one.tp for one in verdicts if one.engine == engine and one.status != "refused" and one.tp <= _MOST_TP]
     return max(sizes, default=0)
 

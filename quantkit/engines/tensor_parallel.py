@@ -78,13 +78,18 @@ class _Shape:
 
 
 def legal_tp(
-    *, family: Family, config: Config, group_size: int, expert_parallel: bool = False
+    *,
+    family: Family,
+    config: Config,
+    group_size: int,
+    rest_block: int | None = None,
+    expert_parallel: bool = False,
 ) -> tuple[TpVerdict, ...]:
-    """Of an INT4 checkpoint (experts INT4, the rest BF16): a verdict for each size and engine.
+    """Of an INT4 checkpoint (experts INT4, the rest BF16 or in FP8 blocks): a verdict for each size and engine.
 
     With expert parallelism whole experts are dealt out and not cut.
     """
-    storage = Storage(group_size=group_size)
+    storage = Storage(group_size=group_size, rest_block=rest_block)
     return tuple(
         split_verdict(
             family=family,

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from quantkit.checkpoint.source import open_checkpoint
 from quantkit.errors import SourceError
 from quantkit.families import FAMILIES as KNOWN
+from quantkit.recipe_files import recipes_directory
 from quantkit.verify.structure import check_contract
 from tests.cli.test_commands import document, run
 from tests.convert.helpers import convert
@@ -150,3 +151,21 @@ def test_an_output_whose_config_forgets_fp8_is_found(tiny_checkpoint, tmp_path):
     groups["group_1"] = fp8
     config["quantization_config"]["ignore"].append(r"re:.*q_b_proj$")
     assert "is FP8, but the config ignores it" in messages()
+
+
+def test_plan_counts_whole_blocks():
+    """Of GLM-5.2: 2048 / 32 = 64 columns of the shared expert are no block."""
+    config = recipes_directory() / "configs" / "glm-5.2.json"
+    verdicts = {}
+    for rest in ("bf16", "fp8"):
+        found = document(run("plan", "--config", config, "--recipe", "glm-5.2", "--rest", rest, "--json"), "plan")
+        verdicts[rest] = {one["tp"]: one["status"] for one in found["tensor_parallel"] if one["engine"] == "sglang"}
+    assert (verdicts["bf16"][32], verdicts["fp8"][32]) == ("ok", "refused")
+    assert verdicts["fp8"][16] == verdicts["fp8"][8] == "ok"
+
+
+@pytest.mark.parametrize("rest", ["bf16", "fp8"])
+def test_the_card_says_what_lies_beside_int4(rest, tiny_checkpoint, tmp_path):
+    convert(tiny_checkpoint().directory, tmp_path / "out", rest=rest)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ("FP8 blocks of 128 x 128 (`float-quantized`)" in card) == (rest == "fp8")

@@ -142,13 +142,13 @@ def _scheme(manifest: Mapping[str, Any]) -> Iterator[str]:
         signs = "of either sign" if recipe["signed_scales"] and recipe["scales"] == "search" else "positive"
         yield (
             f"Symmetric INT4 (compressed-tensors `pack-quantized`) in groups of {recipe['group_size']} columns, scales "
-            f"by {recipe['scales']}, {signs}, stored as BF16. Their activations are not quantized."
+            f"by {recipe['scales']}, {signs}, stored as BF16. Activations are not quantized."
         )
         if _has_fp8(manifest):
             yield ""
             yield (
                 "Beside them lie the source's own FP8 blocks of 128 x 128 (`float-quantized`), byte for byte: engines "
-                "quantize the activations of these layers as they come."
+                "quantize the activations of these layers alone, as they come."
             )
     elif has_int4(manifest):
         yield (

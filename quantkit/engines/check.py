@@ -20,6 +20,14 @@ from quantkit.tensors import TensorSpec
 RULES: Mapping[str, EngineRules] = {rules.name: rules for rules in (SGLANG, VLLM)}
 _METHODS = ("", "compressed-tensors", "w4afp8")
 _CONFIG = "quantization_config"
+# of other tools' methods, for models with routed experts
+_REFUSED = {
+    (
+        "sglang",
+        "gptq",
+    ): "AssertionError: scales of GPTQ experts are FP16 and activations are not; those of down_proj are "
+    "sized for the whole width, too, so more than one rank would read the wrong ones",
+}
 
 
 def check_engine(
@@ -83,6 +91,10 @@ def _built(modules: list[RuntimeModule], contract: Contract) -> list[RuntimeModu
 def _document_verdicts(document: Mapping[str, Any], rules: EngineRules) -> Iterator[ModuleVerdict]:
     """What ends the look at a config before any module."""
     method = str(document.get("quant_method", ""))
+    if (rules.name, method) in _REFUSED:
+        message, remedy = _REFUSED[rules.name, method], "convert the FP8 or BF16 source instead"
+        yield ModuleVerdict(module=_CONFIG, outcome=Outcome.REFUSED, message=message, remedy=remedy)
+        return
     if method not in _METHODS:
         message = f"how {rules.name} reads {method!r} checkpoints is not stated here"
         yield ModuleVerdict(module=_CONFIG, outcome=Outcome.UNKNOWN, message=message)

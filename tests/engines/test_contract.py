@@ -339,7 +339,8 @@ def test_the_format_of_experts_is_read_at_the_top_by_one_and_in_the_group_by_the
 def test_what_is_not_stated_here_is_unknown_and_never_good(method):
     case = Case()
     case.config["quantization_config"] = {"quant_method": method}
-    assert case.check("sglang").worst is case.check("vllm").worst is Outcome.UNKNOWN
+    assert case.check("vllm").worst is Outcome.UNKNOWN
+    assert case.check("sglang").worst is (Outcome.REFUSED if method == "gptq" else Outcome.UNKNOWN)
     assert Case("qwen3_moe").check("vllm").worst is Outcome.UNKNOWN
 
 

@@ -73,6 +73,15 @@ class Contract:
     def verdict(self, module: RuntimeModule) -> ModuleVerdict:
         """What becomes of a module: what the engine refuses can no longer load wrong."""
         section = self._section_of(module)
+        spare = all(member.optional for member in module.members) and ".indexer." in module.name
+        if spare and self.model.refuses_spare_indexers:
+            return ModuleVerdict(
+                module=module.name,
+                outcome=Outcome.REFUSED,
+                message="KeyError: this layer has no indexer of its own, and no parameter wants its tensors",
+                tensor=f"{module.members[0].module}.weight",
+                remedy="leave the indexers of such layers out",
+            )
         try:
             scheme = self.scheme_of(module)
         except MatchError as error:

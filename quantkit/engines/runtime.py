@@ -62,7 +62,8 @@ class ModelRules:
     what stands before ``layers.N`` at run time, None where it is what the files say; ``draft_root``: in place of the
     MTP layer's prefix. ``renames``: old and new text of entries of the config, ``draft_renames`` where a draft is
     built. ``is_plain``: Linear modules beside router and ``eh_proj`` that never ask the config.
-    ``refuses_unknown``: whether a tensor that no parameter wants stops loading, by its name.
+    ``refuses_unknown``: whether a tensor that no parameter wants stops loading, by its name;
+    ``refuses_spare_indexers``: whether those of layers that reuse another's choice do.
     """
 
     builds: Mapping[str, Build]
@@ -74,6 +75,7 @@ class ModelRules:
     draft_renames: tuple[tuple[str, str], ...] = ()
     is_plain: Callable[[str, Config], bool] = field(default=lambda _leaf, _config: False)
     refuses_unknown: Callable[[str], bool] = field(default=lambda _name: True)
+    refuses_spare_indexers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

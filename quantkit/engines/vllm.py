@@ -33,6 +33,7 @@ _DEEPSEEK = ModelRules(
     packed=_GATE_UP | {_FUSED_QKV_A: ("q_a_proj", "kv_a_proj_with_mqa")},
     expert_class="RoutedExperts",
     is_plain=lambda leaf, _config: leaf in ("wk", "weights_proj"),
+    refuses_spare_indexers=True,
 )
 _KIMI_K25 = ModelRules(
     builds=_DEEPSEEK.builds,

@@ -401,3 +401,16 @@ def test_scales_of_a_kv_cache(model_type, leaf, scheme, sglang, vllm):
         said = [row.example.message for row in report.rows if "KV scales" in row.name]
         assert [words in message for message in said] == ([True] if words else [])
         assert report.bad_rows == ()
+
+
+def test_indexers_of_layers_that_reuse_a_choice_end_vllm():
+    """A checkpoint may carry them; SGLang passes them over."""
+    case = Case(changes={"num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]})
+    spare = "model.layers.1.self_attn.indexer.wq_b.weight"
+    assert spare in case.stored
+    assert set(case.found("vllm")) == {
+        f"model.layers.1.self_attn.indexer.{leaf}" for leaf in ("wq_b", "wk", "weights_proj")
+    }
+    assert case.found("sglang") == {}
+    case.stored = {name: spec for name, spec in case.stored.items() if "layers.1.self_attn.indexer" not in name}
+    assert case.found("vllm") == {}

@@ -34,6 +34,10 @@ def verify(
         Optional[int],  # noqa: UP045
         typer.Option("--ep", min=1, metavar="N", help="Groups among them that experts are dealt out to [default: 1]."),
     ] = None,
+    dp_attention: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--dp-attention", min=1, metavar="N", help="Replicas of attention among them [default: 1]."),
+    ] = None,
     backend: Annotated[
         str, typer.Option("--backend", metavar="|".join(BACKENDS), help="What carries tokens between experts.")
     ] = BACKENDS[0],
@@ -50,7 +54,7 @@ def verify(
 
     Example: quantkit verify ./glm-5.2-int4 --source ./GLM-5.2-FP8 --engine sglang --tp 8
     """
-    launch = _launch(engine, tp=tp, ep=ep, backend=backend)
+    launch = _launch(engine, tp=tp, ep=ep, dp_attention=dp_attention, backend=backend)
     from quantkit.cli import render
     from quantkit.cli.show_results import show_verification
     from quantkit.machine import available_cores
@@ -74,18 +78,22 @@ def verify(
         raise typer.Exit(VerificationError.exit_code)
 
 
-def _launch(engine: str | None, *, tp: int | None, ep: int | None, backend: str) -> Launch | None:
+def _launch(
+    engine: str | None, *, tp: int | None, ep: int | None, dp_attention: int | None, backend: str
+) -> Launch | None:
     """Raises UsageError for options that do not go together."""
     name = opt.check_engine_name(engine)
     if backend not in BACKENDS:
         raise UsageError(f"--backend {backend} is not known", remedy=f"choose {', '.join(BACKENDS)}")
     if name is None:
-        if tp is not None or ep is not None or backend != BACKENDS[0]:
-            raise UsageError("--tp, --ep and --backend are of an engine", remedy="name it with --engine")
+        if any(size is not None for size in (tp, ep, dp_attention)) or backend != BACKENDS[0]:
+            raise UsageError(
+                "--tp, --ep, --dp-attention and --backend are of an engine", remedy="name it with --engine"
+            )
         return None
-    if tp is None and ep is not None:
-        raise UsageError("--ep shares the GPUs of --tp", remedy="give --tp, too")
+    if tp is None and (ep is not None or dp_attention is not None):
+        raise UsageError("--ep and --dp-attention share the GPUs of --tp", remedy="give --tp, too")
     if tp is not None and tp > MOST_GPUS:
         raise UsageError(f"--tp {tp} are more GPUs than there are", remedy=f"give at most {MOST_GPUS}")
-    parallel = None if tp is None else Parallel(tp=tp, ep=ep or 1)
+    parallel = None if tp is None else Parallel(tp=tp, ep=ep or 1, dp_attention=dp_attention or 1)
     return Launch(engine=name, parallel=parallel, backend=backend)

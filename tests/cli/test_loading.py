@@ -44,6 +44,9 @@ def test_verify_says_of_every_module_whether_an_engine_loads_it(tiny_checkpoint,
     result = run("verify", output, "--engine", "sglang", "--tp", "2", "--backend", "deepep")
     assert result.returncode == 4
     assert "--format w4afp8" in result.stdout + result.stderr
+    assert run("verify", output, "--engine", "sglang", "--tp", "8", "--ep", "4").returncode == 4  # four heads
+    split = ("--tp", "8", "--ep", "4", "--dp-attention", "2")
+    assert run("verify", output, "--engine", "sglang", *split).returncode == 0
     result = run("verify", output, "--engine", "vllm", "--tp", "8", "--json")
     assert result.returncode == 4
     assert "heads" in document(result, "verify")["findings"][0]["message"]
@@ -115,7 +118,7 @@ def test_what_the_recipes_engine_refuses_is_not_made(tiny_checkpoint, tmp_path):
     [
         (("--engine", "tgi"), "unknown engine 'tgi'"),
         (("--tp", "8"), "are of an engine"),
-        (("--engine", "vllm", "--ep", "8"), "--ep shares the GPUs of --tp"),
+        (("--engine", "vllm", "--ep", "8"), "share the GPUs of --tp"),
         (("--engine", "vllm", "--backend", "pigeons"), "--backend pigeons is not known"),
     ],
 )

@@ -55,5 +55,6 @@ def _choices(topk_ids: torch.Tensor, expert: int, expert_map: torch.Tensor | Non
     if expert_map is None:
         return (topk_ids == expert).nonzero()
     known = (topk_ids >= 0) & (topk_ids < len(expert_map))
-    local = torch.where(known, expert_map[topk_ids.clamp(0, len(expert_map) - 1).long()], -1)
+    local = torch.full(topk_ids.shape, -1, dtype=expert_map.dtype, device=topk_ids.device)
+    local[known] = expert_map[topk_ids[known].long()]
     return (local == expert).nonzero()

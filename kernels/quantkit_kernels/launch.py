@@ -32,21 +32,6 @@ def check_runs(tensor: torch.Tensor) -> None:
         )
 
 
-def check_devices(**tensors: torch.Tensor | None) -> None:
-    """Raise ValueError for a tensor that is not on the device of the first."""
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    first = next(iter(given))
-    for name, tensor in given.items():
-        if tensor.device != given[first].device:
-            raise ValueError(f"{name} is on {tensor.device}, {first} on {given[first].device}")
-
-
-def check_inference(*tensors: torch.Tensor) -> None:
-    """Raise RuntimeError where autograd would wait for a gradient: no op here has one."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise RuntimeError("the kernels are for inference only, and have no gradient: wrap the call in torch.no_grad()")
-
-
 def launches(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """For an op: its kernels run on the device of the first argument that is a tensor, or has one as ``array``."""
 

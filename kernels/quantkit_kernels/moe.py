@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 import triton
 
-from quantkit_kernels.launch import IS_INTERPRETED, check_devices, check_inference, check_runs, launches
+from quantkit_kernels.checks import check_devices, check_inference
+from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.moe_align import sort_by_expert
 from quantkit_kernels.moe_jit import down_kernel, gate_up_kernel, silu_kernel, sum_kernel
 from quantkit_kernels.tiles import MoeShape, MoeTile, moe_tile
@@ -37,10 +38,10 @@ def int4_moe(
     """Sum over each token's experts of weight * down(silu(gate(x)) * up(x)): [T, H] in the dtype of ``x``.
 
     ``x`` BF16 or FP16 [T, H]; ``gate_up_packed`` int32 [E, 2 I, H / 8], gate first, and ``down_packed`` [E, H, I / 8]
-    with BF16 scales, as a checkpoint stores them (stacked) or as ``repack`` returned them; ``topk_weights`` float32
-    and ``topk_ids`` int32 or int64 [T, k]. ``expert_map`` int32 or int64 [global experts]: the local number of
-    each, -1 for those of other ranks. Ids that name no expert add nothing. Hidden values are rounded to BF16, and so is each expert's
-    output. Raises ValueError for what does not go together.
+    with BF16 scales, as a checkpoint stores them (stacked) or as ``repack`` returned them; ``topk_weights`` float32 and
+    ``topk_ids`` int32 or int64 [T, k]. ``expert_map`` int32 or int64 [global experts]: the local number of each, -1 for
+    those of other ranks. Ids that name no expert add nothing. Hidden values are rounded to BF16, and so is each
+    expert's output. Raises ValueError for what does not go together, RuntimeError where a gradient is wanted.
     """
     check_inference(x, topk_weights)
     gate_up, down = Int4Weight(gate_up_packed, gate_up_scale), Int4Weight(down_packed, down_scale)

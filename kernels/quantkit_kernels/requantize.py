@@ -16,7 +16,8 @@ import torch
 import triton
 
 from quantkit_kernels.absmax_jit import absmax_kernel
-from quantkit_kernels.launch import IS_INTERPRETED, check_devices, check_runs, launches
+from quantkit_kernels.checks import check_devices, seen
+from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.requantize_jit import FP8_CODES, FP8_VALUES, VALUES, error_kernel, row_kernel, search_kernel
 
 Scales = Literal["search", "absmax"]
@@ -113,7 +114,7 @@ def quantize(
     if levels is not None and scales != "search":
         raise ValueError(f"importance is for the search: {scales} has no use for it")
     if levels is not None and (levels.dtype != torch.int32 or not levels.is_contiguous()):
-        raise ValueError(f"levels of importance are contiguous int32, not {levels.dtype} of strides {levels.stride()}")
+        raise ValueError(f"levels of importance are contiguous int32, not {seen(levels)}")
     if levels is not None and (levels.shape != source.array.shape[1:] or levels.device != source.array.device):
         raise ValueError(f"importance is [{source.array.shape[1]}] on {source.array.device}, not {levels.shape}")
     check_runs(source.array)
@@ -225,7 +226,7 @@ def _check(source: Source, group_size: int) -> None:
     if group_size not in CANDIDATES:
         raise ValueError(f"group_size is {group_size}, not one of {', '.join(map(str, CANDIDATES))}")
     if array.ndim != 2 or not array.is_contiguous():
-        raise ValueError(f"the weight must be a contiguous matrix, not {tuple(array.shape)}")
+        raise ValueError(f"the weight must be a contiguous matrix, not {seen(array)}")
     num_rows, num_cols = array.shape
     if num_cols % group_size:
         raise ValueError(f"{num_cols} columns are no multiple of the group size {group_size}")
@@ -240,7 +241,7 @@ def _check(source: Source, group_size: int) -> None:
     check_devices(codes=array, scale_inv=scale)
     needed = (-(-(source.row_offset + num_rows) // source.block[0]), -(-num_cols // source.block[1]))
     if scale.dtype != torch.float32 or scale.ndim != 2 or not scale.is_contiguous():
-        raise ValueError(f"the scale must be a contiguous float32 matrix, not {scale.dtype} {tuple(scale.shape)}")
+        raise ValueError(f"the scale must be a contiguous float32 matrix, not {seen(scale)}")
     if scale.shape[0] < needed[0] or scale.shape[1] != needed[1]:
         raise ValueError(
             f"{tuple(array.shape)} in blocks of {source.block} has a scale {needed}, not {tuple(scale.shape)}"

@@ -30,7 +30,8 @@ def case(lens, page_size, heads, device, *, dtypes=(BF16, BF16), width=64):
     rows = [torch.randn((length, num_kv_heads, 2, width), generator=generator) for length in lens]
     pool, page_table, seq_lens = paginate(rows, page_size, device)
     caches = [pool[..., index, :].to(dtypes[index]).contiguous() for index in range(2)]
-    keywords = {"softmax_scale": width**-0.5} | SCALES
+    scales = {name: one for dtype, (name, one) in zip(dtypes, SCALES.items(), strict=True) if dtype == FP8}
+    keywords = {"softmax_scale": width**-0.5} | scales
     return (queries(len(lens), num_heads, width, device), *caches, page_table, seq_lens), keywords
 
 
@@ -148,6 +149,9 @@ def test_two_terms_of_e4m3_are_as_exact_as_bf16():
     assert bool((error <= (values.double().abs() * 2.0**-8).clamp_min(2.0**-10)).all())
 
 
+NO_HEADS = torch.zeros((1, 16, 0, 64), dtype=BF16)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -156,6 +160,12 @@ def test_two_terms_of_e4m3_are_as_exact_as_bf16():
         ({"q": torch.zeros((1, 5, 64), dtype=BF16)}, "5 heads do not share 2 heads"),
         ({"q": torch.zeros((1, 4, 128), dtype=BF16)}, "key_cache .* does not fit"),
         ({"seq_lens": torch.zeros(2, dtype=torch.int32)}, "seq_lens must be"),
+        ({"key_cache": torch.zeros((1, 16, 4, 64), dtype=BF16)[:, :, ::2]}, r"of strides \(4096, 256, 128, 1\)"),
+        ({"key_scale": 2.0}, r"key_cache is BF16, which has no scale beside it, and key_scale is 2\.0"),
+        ({"value_scale": math.nan}, "value_scale is nan, not between"),
+        ({"value_scale": torch.ones(())}, "value_scale is a number, not a Tensor"),
+        ({"key_cache": NO_HEADS, "value_cache": NO_HEADS}, r"caches \(1, 16, 0, 64\) have no heads"),
+        ({"value_cache": torch.zeros((1, 16, 2, 64), dtype=BF16, device="meta")}, "value_cache is on meta, q on cpu"),
         ({"num_splits": -1}, "num_splits is -1"),
     ],
 )

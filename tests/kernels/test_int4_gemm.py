@@ -141,6 +141,17 @@ def test_shapes_of_large_weights_are_split_for_a_whole_gpu():
     assert gemm_tile(DenseShape(6144, 256, 32), num_tokens=1).split_k == 1  # two tiles of columns
 
 
+def test_a_gradient_is_refused(device):
+    """Under no_grad, and of what wants none, it is a product."""
+    x, weight = torch.zeros((2, 64), dtype=torch.bfloat16, device=device), random_int4((4, 64), 32, device)
+    x.requires_grad_()
+    with pytest.raises(RuntimeError, match=r"inference only, .* wrap the call in torch\.no_grad"):
+        int4_gemm(x, *weight, group_size=32)
+    with torch.no_grad():
+        assert int4_gemm(x, *weight, group_size=32).shape == (2, 4)
+    assert int4_gemm(x.detach(), *weight, group_size=32).shape == (2, 4)
+
+
 REPACKED = {
     "weight_packed": torch.zeros((1, 4, 16), dtype=torch.int32),
     "weight_scale": torch.zeros((1, 4, 4), dtype=torch.bfloat16),
@@ -161,6 +172,12 @@ REPACKED = {
         (REPACKED | {"weight_scale": torch.zeros((1, 4, 4), dtype=torch.float16)}, "scales BF16"),
         (REPACKED | {"weight_packed": torch.zeros((1, 8, 16), dtype=torch.int32)[:, ::2]}, "is not contiguous"),
         ({"weight_scale": torch.zeros((4, 2))}, "scales BF16"),
+        (
+            {"weight_packed": torch.zeros((4, 8), dtype=torch.int32, device="meta")},
+            "weight_packed is on meta, x on cpu",
+        ),
+        ({"weight_scale": torch.zeros((4, 2), dtype=torch.bfloat16, device="meta")}, "weight_scale is on meta"),
+        ({"weight_packed": torch.zeros((4, 16), dtype=torch.int32)[:, ::2]}, r"words are .* of strides \(16, 2\)"),
         ({"group_size": 128}, "64 columns has no whole groups of 128"),
     ],
 )

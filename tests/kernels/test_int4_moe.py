@@ -219,6 +219,10 @@ def test_a_rank_has_its_share_of_the_pairs():
         ({"expert_map": torch.zeros(4)}, "expert_map is int32 or int64"),
         ({"expert_map": torch.zeros((4, 1), dtype=torch.int32)}, r"expert_map is \[global experts\], not \(4, 1\)"),
         ({"expert_map": torch.zeros((), dtype=torch.int32)}, r"expert_map is \[global experts\], not \(\)"),
+        ({"topk_weights": torch.zeros((2, 2), device="meta")}, "topk_weights is on meta, x on cpu"),
+        ({"topk_ids": torch.zeros((2, 2), dtype=torch.int64, device="meta")}, "topk_ids is on meta"),
+        ({"expert_map": torch.zeros(4, dtype=torch.int32, device="meta")}, "expert_map is on meta"),
+        ({"topk_ids": torch.zeros((), dtype=torch.int64)}, r"ids \(\)"),
         ({"topk_weights": torch.zeros((2, 2), dtype=torch.int32)}, "topk_weights are floats, not torch.int32"),
     ],
 )
@@ -228,6 +232,16 @@ def test_what_does_not_go_together_is_named(change, words):
     arguments |= dict(zip(("topk_weights", "topk_ids"), router(2, "cpu"), strict=True))
     with pytest.raises(ValueError, match=words):
         int4_moe(**(arguments | change))
+
+
+def test_a_gradient_is_refused(device):
+    weights, (weight, ids) = experts(device), router(2, device)
+    for x, router_weight in (
+        (tokens(2, device).requires_grad_(), weight),
+        (tokens(2, device), weight.clone().requires_grad_()),
+    ):
+        with pytest.raises(RuntimeError, match="inference only"):
+            int4_moe(x, *weights, router_weight, ids, group_size=32)
 
 
 @pytest.mark.parametrize("is_repacked", [True, False])

@@ -99,6 +99,18 @@ def test_the_page_size_does_not_change_a_bit_nor_a_second_run(device):
     assert results[0][1][1].tolist() == [-math.inf] * 3
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP8])
+@pytest.mark.parametrize("place", [1, 2])
+def test_a_nan_that_is_read_is_seen(place, dtype, device, quiet_numpy):
+    """Of keys everywhere, of values in its column."""
+    arguments, keywords = case([40], 16, (2, 1), device, dtypes=(dtype, dtype))
+    page = arguments[3][0, 1].item()
+    arguments[place].view(torch.uint8)[page, 3, 0, : dtype.itemsize] = 0xFF
+    out, lse = gqa_decode(*arguments, **keywords)
+    assert bool(out[..., 0].isnan().all())
+    assert bool(out[..., 1].isnan().all()) == bool(lse.isnan().all()) == (place == 1)
+
+
 def test_scales_are_those_of_keys_and_of_values(device):
     arguments, keywords = case([50], 16, (2, 1), device, dtypes=(FP8, FP8))
     unscaled = keywords | {"key_scale": 1.0, "value_scale": 1.0}

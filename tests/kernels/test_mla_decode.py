@@ -156,9 +156,9 @@ def test_every_output_is_written_and_no_unwritten_part_is_read(device, poisoned_
     assert not bool(lse.isnan().any())
 
 
-def test_a_nan_that_is_read_is_seen(device):
-    """Of BF16: the interpreter takes the NaN of E4M3 for 480."""
-    (q, pool, page_table, seq_lens), keywords = case("bf16", [40], 16, 3, device)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_nan_that_is_read_is_seen(layout, device, quiet_numpy):
+    (q, pool, page_table, seq_lens), keywords = case(layout, [40], 16, 3, device)
     pool[page_table[0, 1].item(), 3] = 0xFF
     out, lse = mla_decode(q, pool, page_table, seq_lens, **keywords, num_splits=2)
     assert bool(out.isnan().all())

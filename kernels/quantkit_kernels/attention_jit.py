@@ -7,7 +7,7 @@ it empty. Suffixes: ``H`` heads, ``T`` tokens, ``C`` columns.
 import triton
 import triton.language as tl
 
-from quantkit_kernels.bits_jit import e4m3_codes, to_bf16
+from quantkit_kernels.bits_jit import e4m3_codes, to_bf16, widen
 
 LOG_2 = tl.constexpr(0.6931471805599453)
 E4M3_TO_FP16 = tl.constexpr("""{
@@ -22,7 +22,7 @@ cvt.rn.f16x2.e4m3x2 $1, hi;
 def dot(a, b, acc, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
     """``acc + a @ b``; the interpreter would multiply the bit patterns of BF16."""
     if INTERPRET:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+        return tl.dot(widen(a, INTERPRET), widen(b, INTERPRET), acc, input_precision="ieee")
     else:
         return tl.dot(a, b, acc)
 
@@ -49,7 +49,7 @@ def amax_unit(amax_H):  # type: ignore[no-untyped-def]
 def two_terms(values, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
     """Two E4M3 whose sum is within 2**-8 of each value (2**-18 of the largest, 256, near zero): as exact as BF16."""
     high = _e4m3(values, INTERPRET)
-    return high, _e4m3(values - high.to(tl.float32), INTERPRET)
+    return high, _e4m3(values - widen(high, INTERPRET), INTERPRET)
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def e4m3_to_fp16(codes_TC, is_T, INTERPRET: tl.constexpr):  # type: ignore[no-un
     registers of the dot, where every byte of a transposed tile is picked on its own and the registers do not suffice.
     """
     if INTERPRET:
-        return codes_TC.to(tl.float16)
+        return widen(codes_TC, INTERPRET).to(tl.float16)
     else:
         return tl.inline_asm_elementwise(
             E4M3_TO_FP16,

@@ -83,6 +83,17 @@ def e4m3_values(codes):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def widen(values, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
+    """BF16, E4M3 or others as float32; by the bits where the interpreter's cast is off."""
+    if INTERPRET and values.dtype == tl.bfloat16:
+        return widen_bf16(values)
+    elif INTERPRET and values.dtype == tl.float8e4nv:
+        return e4m3_values(values.to(tl.uint8, bitcast=True))
+    else:
+        return values.to(tl.float32)
+
+
+@triton.jit
 def e4m3_ints(codes):  # type: ignore[no-untyped-def]
     """E4M3 codes (not NaN) as integers of 2**-9."""
     code = codes.to(tl.int32)

@@ -42,7 +42,6 @@ from quantkit_kernels.fp8_kv_rows import (
     check_input,
     check_rule,
     check_same_slots,
-    check_scale,
     check_slots,
     empty_output,
     factor_of,
@@ -50,7 +49,7 @@ from quantkit_kernels.fp8_kv_rows import (
     mla_rows,
     rows_of,
 )
-from quantkit_kernels.kv_layout import SCALE_COLS, Layout, check_row_scale, row_bytes
+from quantkit_kernels.kv_layout import SCALE_COLS, Layout, check_row_scale, check_scale, row_bytes
 from quantkit_kernels.launch import check_runs, launches
 
 FLOOR = 1e-4

@@ -1,7 +1,6 @@
 """Which arguments of fp8_kv.py go together, and a cache as rows."""
 
 import math
-import struct
 from collections.abc import Sequence
 from typing import Literal
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quantkit_kernels.fp8_kv_jit import BF16, DSA, FLAT
-from quantkit_kernels.kv_layout import SCALE_COLS
+from quantkit_kernels.kv_layout import SCALE_COLS, check_scale
 
 ScaleRule = Literal["sglang", "vllm"]
 
@@ -55,6 +54,8 @@ def rows_of(name: str, cache: Tensor, row: int, slots: Tensor) -> Tensor:
         raise ValueError(f"{name} must be contiguous, not of strides {cache.stride()}")
     if cache.device != slots.device:
         raise ValueError(f"{name} is on {cache.device}, slots on {slots.device}")
+    if row < 1:
+        raise ValueError(f"{name} has no columns: {tuple(cache.shape)}")
     return cache.view(-1, row)
 
 
@@ -79,14 +80,6 @@ def _aligned(rows: Tensor) -> Tensor:
 def check_same_slots(rows: Sequence[Tensor]) -> None:
     if len(rows[0]) != len(rows[1]):
         raise ValueError(f"key_cache has {len(rows[0])} slots, value_cache {len(rows[1])}")
-
-
-def check_scale(name: str, scale: float) -> float:
-    """The float32 of a scale whose reciprocal is a normal number too."""
-    if not 2.0**-126 <= scale <= 2.0**126:
-        raise ValueError(f"{name} is {scale}, not between 2**-126 and 2**126")
-    (single,) = struct.unpack("f", struct.pack("f", scale))
-    return float(single)
 
 
 def factor_of(name: str, scale: float) -> tuple[float, bool]:

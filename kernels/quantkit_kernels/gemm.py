@@ -10,6 +10,7 @@ written and read, and the library's BF16 product does the rest, which is bound b
 import torch
 import triton
 
+from quantkit_kernels.checks import check_devices, check_inference
 from quantkit_kernels.gemm_jit import dequantize_kernel, gemm_kernel, sum_splits_kernel
 from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.tiles import DenseShape, GemmTile, gemm_tile
@@ -27,16 +28,21 @@ def int4_gemm(
 ) -> torch.Tensor:
     """``x`` [..., C] times the transposed weight [R, C]: [..., R] in the dtype of ``x``.
 
-    ``x`` is BF16, or FP16, which is rounded to BF16 first. The weight is either a checkpoint's ``weight_packed`` int32
-    [R, C / 8] and ``weight_scale`` BF16 [R, C / group], or what ``repack`` returned, which is faster. Code times scale
-    is rounded to BF16, sums are float32. The same bytes in every run. Raises ValueError for what does not go together.
+    ``x`` is BF16, or FP16, which is rounded to BF16 first; of FP16, outputs from 65,408 on may be infinite. The weight
+    is either a checkpoint's ``weight_packed`` int32 [R, C / 8] and ``weight_scale`` BF16 [R, C / group], or what
+    ``repack`` returned, which is faster. Code times scale is rounded to BF16, sums are float32. The same bytes in every
+    run. Raises ValueError for what does not go together, RuntimeError where a gradient is wanted. Three dimensions are
+    a repacked weight of C / 128 tiles: stored experts [C / 128, R, 16] look the same, so give them one by one, or to
+    ``int4_moe``.
     """
+    check_inference(x)
     if x.dtype not in (torch.bfloat16, torch.float16) or not x.ndim:
         raise ValueError(f"activations are BF16 or FP16 [..., columns], not {x.dtype} {tuple(x.shape)}")
     num_cols = x.shape[-1]
     weight = Int4Weight(weight_packed, weight_scale)
     num_rows = check_weight(weight, num_cols=num_cols, group_size=group_size)
     check_contiguous(weight)
+    check_devices(x=x, weight_packed=weight_packed, weight_scale=weight_scale)
     tokens = x.reshape(-1, num_cols).to(torch.bfloat16).contiguous()
     if len(tokens) == 0 or num_rows == 0:
         return x.new_empty((*x.shape[:-1], num_rows))

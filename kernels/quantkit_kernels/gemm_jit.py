@@ -7,17 +7,17 @@ instead of 64.
 import triton
 import triton.language as tl
 
-from quantkit_kernels.bits_jit import bf16_word
+from quantkit_kernels.bits_jit import to_bf16, widen_bf16
 from quantkit_kernels.int4_decode_jit import TILE_COLS, TILE_WORDS, decode_tile, row_of
 
 
 @triton.jit
 def narrow(values, out_ptr, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
     """float32 as the output wants it; the interpreter would cut BF16 off instead of rounding it."""
-    if INTERPRET:
-        if out_ptr.dtype.element_ty == tl.bfloat16:
-            values = bf16_word(values).to(tl.float32, bitcast=True)
-    return values.to(out_ptr.dtype.element_ty)
+    if INTERPRET and out_ptr.dtype.element_ty == tl.bfloat16:
+        return to_bf16(values)
+    else:
+        return values.to(out_ptr.dtype.element_ty)
 
 
 @triton.jit
@@ -79,7 +79,7 @@ def load_activations(  # type: ignore[no-untyped-def]
         inside = (at < K)[:, None] & is_row[None, :]
     x = tl.load(x_ptr + rows[None, :] * K + at[:, None], mask=inside, other=0.0)
     if INTERPRET:
-        x = x.to(tl.float32)
+        x = widen_bf16(x)
     return x
 
 
@@ -172,4 +172,4 @@ def dequantize_kernel(  # type: ignore[no-untyped-def]
     )
     rows = (first + tl.arange(0, BLOCK_N))[:, None]
     column = (tile * TILE_COLS + tl.arange(0, TILE_COLS))[None, :]
-    tl.store(out_ptr + rows * K + column, weights.to(tl.bfloat16), mask=(rows < N) & (column < K))
+    tl.store(out_ptr + rows * K + column, narrow(weights, out_ptr, INTERPRET), mask=(rows < N) & (column < K))

@@ -10,7 +10,9 @@ FLOPs a head of the query: 4 * 128, and 2 * 128 more for the query's second term
 import torch
 import triton
 
+from quantkit_kernels.checks import check_devices, check_inference, seen
 from quantkit_kernels.gqa_jit import gqa_decode_kernel
+from quantkit_kernels.kv_layout import check_scale
 from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.split_kv import (
     LOG2_E,
@@ -42,12 +44,17 @@ def gqa_decode(
     """``out`` BF16 [B, H, D] and ``lse`` float32 [B, H].
 
     ``q`` BF16 [B, H, D]; caches BF16 or E4M3 (float8_e4m3fn or uint8) [pages, page_size, H_kv, D]; ``page_table`` int32
-    [B, max_pages]; ``seq_lens`` int32 [B], zero for ``out`` 0 and ``lse`` -inf. Head h reads head h // (H / H_kv) of
-    the cache. Nothing behind a sequence's end is read. Raises ValueError for what does not go together.
+    [B, max_pages]; ``seq_lens`` int32 [B], zero for ``out`` 0 and ``lse`` -inf; lengths beyond the table are cut to it.
+    Head h reads head h // (H / H_kv) of the cache. Scales are of E4M3 caches. Nothing behind a sequence's end is read.
+    Raises ValueError for what does not go together, RuntimeError where a gradient is wanted.
     """
+    check_inference(q)
     check_sequences(q, page_table, seq_lens, num_splits)
     _check_caches(q, key_cache, value_cache)
+    _check_scale("key", key_cache, key_scale)
+    _check_scale("value", value_cache, value_scale)
     check_alignment(q=q, key_cache=key_cache, value_cache=value_cache)
+    check_devices(q=q, key_cache=key_cache, value_cache=value_cache, page_table=page_table, seq_lens=seq_lens)
     caches = (key_cache, value_cache)
     num_seqs, num_heads, width = q.shape
     page_size, num_kv_heads = key_cache.shape[1:3]
@@ -89,13 +96,20 @@ def _check_caches(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.T
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
         if cache.ndim != 4 or cache.dtype not in DTYPES or not cache.is_contiguous():
             raise ValueError(
-                f"{name} must be contiguous BF16, float8_e4m3fn or uint8 [pages, page_size, H_kv, D], "
-                f"not {cache.dtype} {tuple(cache.shape)}"
+                f"{name} must be contiguous BF16, float8_e4m3fn or uint8 [pages, page_size, H_kv, D], not {seen(cache)}"
             )
         if cache.shape != key_cache.shape or cache.shape[3] != q.shape[2]:
             raise ValueError(f"{name} {tuple(cache.shape)} does not fit q {tuple(q.shape)} or the other cache")
+    if key_cache.shape[2] == 0:
+        raise ValueError(f"the caches {tuple(key_cache.shape)} have no heads")
     if q.shape[1] % key_cache.shape[2]:
         raise ValueError(f"{q.shape[1]} heads do not share {key_cache.shape[2]} heads of the cache evenly")
     for name, number, least in (("head dimension", q.shape[2], 32), ("page size", key_cache.shape[1], 1)):
         if not is_power_of_two(number, least=least):
             raise ValueError(f"the {name} is {number}, no power of two from {least} on")
+
+
+def _check_scale(name: str, cache: torch.Tensor, scale: float) -> None:
+    check_scale(f"{name}_scale", scale)
+    if cache.dtype == torch.bfloat16 and scale != 1.0:
+        raise ValueError(f"{name}_cache is BF16, which has no scale beside it, and {name}_scale is {scale}")

@@ -17,6 +17,7 @@ from quantkit_kernels.attention_jit import (
     store_heads,
     two_terms,
 )
+from quantkit_kernels.bits_jit import widen
 
 
 @triton.jit(do_not_specialize=["max_pages", "num_splits"])
@@ -54,7 +55,7 @@ def gqa_decode_kernel(  # type: ignore[no-untyped-def]
     query = (query_HC, None)
     factor_H = tl.full((BLOCK_H,), 1.0, tl.float32)
     if key_ptr.dtype.element_ty == tl.float8e4nv:
-        wide_HC = query_HC.to(tl.float32)
+        wide_HC = widen(query_HC, INTERPRET)
         factor_H, inverse_H = amax_unit(tl.max(tl.abs(wide_HC), axis=1))
         query = two_terms(wide_HC * inverse_H[:, None], INTERPRET)
     factor_H = factor_H * score_scale

@@ -9,6 +9,8 @@
 The numbers in the names are the bytes of a row of 512 latent and 64 rope columns.
 """
 
+import struct
+from numbers import Real
 from typing import Literal, NamedTuple
 
 Layout = Literal["bf16", "flat576", "dsa656"]
@@ -44,7 +46,18 @@ def row_bytes(layout: Layout, latent_dim: int = 512, rope_dim: int = 64) -> int:
     return row_parts(layout, latent_dim, rope_dim).end
 
 
+def check_scale(name: str, scale: float) -> float:
+    """The float32 of a scale whose reciprocal is a normal number too. Raises ValueError for any other."""
+    if not isinstance(scale, Real):
+        raise ValueError(f"{name} is a number, not a {type(scale).__name__}: give scale.item()")
+    if not 2.0**-126 <= scale <= 2.0**126:
+        raise ValueError(f"{name} is {scale}, not between 2**-126 and 2**126")
+    (single,) = struct.unpack("f", struct.pack("f", scale))
+    return float(single)
+
+
 def check_row_scale(layout: Layout, scale: float) -> None:
-    """Raise ValueError for a scale beside rows that have none."""
+    """Raise ValueError for what is no scale, and for one beside rows that have none."""
+    check_scale("scale", scale)
     if layout != "flat576" and scale != 1.0:
         raise ValueError(f"{layout} rows have no scale beside them, and scale is {scale}")

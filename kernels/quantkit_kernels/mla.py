@@ -22,6 +22,7 @@ its head, and off by 2**-18 of that below.
 import torch
 import triton
 
+from quantkit_kernels.checks import check_devices, check_inference, seen
 from quantkit_kernels.kv_layout import SCALE_COLS, Layout, RowParts, check_row_scale, row_parts
 from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.mla_jit import mla_decode_kernel
@@ -54,18 +55,20 @@ def mla_decode(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``out`` BF16 [B, H, latent] and ``lse`` float32 [B, H] of ``softmax(q k^T * softmax_scale) v``.
 
-    ``q`` BF16 [B, H, latent + rope]; ``cache`` uint8 [pages, page_size, row_bytes]; ``page_table`` int32
-    [B, max_pages]; ``seq_lens`` int32 [B], zero for ``out`` 0 and ``lse`` -inf. Rows: ``bf16``; ``flat576``, E4M3 times
-    ``scale``; ``dsa656``, whose latents have 512 columns: kv_layout.py. Nothing behind a sequence's end is read, page
-    numbers included; page numbers before it are believed. ``num_splits``: by the shapes if None. Raises ValueError for
-    what does not go together.
+    ``q`` BF16 [B, H, latent + rope]; ``cache`` uint8 [pages, page_size, row_bytes]; ``page_table`` int32 [B,
+    max_pages]; ``seq_lens`` int32 [B], zero for ``out`` 0 and ``lse`` -inf; lengths beyond the table are cut to it.
+    Rows: ``bf16``; ``flat576``, E4M3 times ``scale``; ``dsa656``, whose latents have 512 columns: kv_layout.py. Nothing
+    behind a sequence's end is read, page numbers included; page numbers before it are believed. ``num_splits``: by the
+    shapes if None. Raises ValueError for what does not go together, RuntimeError where a gradient is wanted.
     """
+    check_inference(q)
     check_sequences(q, page_table, seq_lens, num_splits)
     num_seqs, num_heads, width = q.shape
     latent_dim = width - rope_dim
     row = _check_cache(cache, layout, latent_dim, rope_dim)
     check_row_scale(layout, scale)
     check_alignment(q=q, cache=cache)
+    check_devices(q=q, cache=cache, page_table=page_table, seq_lens=seq_lens)
     page_size, row_bytes = cache.shape[1:]
     tile = mla_tile(layout, num_heads)
     head_tiles = triton.cdiv(num_heads, tile.block_heads)
@@ -117,7 +120,7 @@ def _check_cache(cache: torch.Tensor, layout: Layout, latent_dim: int, rope_dim:
     if layout == "dsa656" and latent_dim != NUM_TILES * SCALE_COLS:
         raise ValueError(f"dsa656 is decoded with {NUM_TILES * SCALE_COLS} latent columns, not {latent_dim}")
     if cache.dtype != torch.uint8 or cache.ndim != 3 or not cache.is_contiguous():
-        raise ValueError(f"cache must be contiguous uint8 [pages, page_size, bytes], not {cache.dtype} {cache.ndim}-D")
+        raise ValueError(f"cache must be contiguous uint8 [pages, page_size, bytes], not {seen(cache)}")
     if cache.shape[2] != parts.end:
         raise ValueError(f"a row of {layout} has {parts.end} bytes, not {cache.shape[2]}")
     if not is_power_of_two(cache.shape[1], least=1):

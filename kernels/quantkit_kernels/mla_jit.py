@@ -18,6 +18,7 @@ from quantkit_kernels.attention_jit import (
     store_heads,
     two_terms,
 )
+from quantkit_kernels.bits_jit import to_bf16, widen
 
 _LEAST_SCALE = tl.constexpr(2.0**-60)  # bounds the sums of tokens whose scales are all smaller
 
@@ -65,22 +66,24 @@ def _log2_of_largest(scales):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _largest(values_HC):  # type: ignore[no-untyped-def]
-    return tl.max(tl.abs(values_HC.to(tl.float32)), axis=1)
+def _largest(values_HC, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.max(tl.abs(widen(values_HC, INTERPRET)), axis=1)
 
 
 @triton.jit
-def _largest_of_tiles(tiles):  # type: ignore[no-untyped-def]
-    low_H = tl.maximum(_largest(tiles[0]), _largest(tiles[1]))
-    return tl.maximum(low_H, tl.maximum(_largest(tiles[2]), _largest(tiles[3])))
+def _largest_of_tiles(tiles, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
+    low_H = tl.maximum(_largest(tiles[0], INTERPRET), _largest(tiles[1], INTERPRET))
+    return tl.maximum(low_H, tl.maximum(_largest(tiles[2], INTERPRET), _largest(tiles[3], INTERPRET)))
 
 
 @triton.jit
 def _terms(query_HC, inverse_H, IS_FP8: tl.constexpr, INTERPRET: tl.constexpr):  # type: ignore[no-untyped-def]
     """What is multiplied with keys of a dtype: two E4M3, or BF16 (and what is not used), times a power of two."""
-    scaled_HC = query_HC.to(tl.float32) * inverse_H[:, None]
+    scaled_HC = widen(query_HC, INTERPRET) * inverse_H[:, None]
     if IS_FP8:
         return two_terms(scaled_HC, INTERPRET)
+    elif INTERPRET:
+        return to_bf16(scaled_HC), scaled_HC
     else:
         return scaled_HC.to(tl.bfloat16), scaled_HC
 
@@ -112,9 +115,9 @@ def _load_query(  # type: ignore[no-untyped-def]
     unit_H = tl.full((rope_HC.shape[0],), 1.0, tl.float32)
     inverse_H = unit_H
     if LATENT_FP8:
-        amax_H = _largest_of_tiles(tiles)
+        amax_H = _largest_of_tiles(tiles, INTERPRET)
         if ROPE_FP8:
-            amax_H = tl.maximum(amax_H, _largest(rope_HC))
+            amax_H = tl.maximum(amax_H, _largest(rope_HC, INTERPRET))
         unit_H, inverse_H = amax_unit(amax_H)
     terms = _terms_of_tiles(tiles, inverse_H, LATENT_FP8, INTERPRET)
     return terms, _terms(rope_HC, inverse_H, ROPE_FP8, INTERPRET), unit_H

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 import triton
 
+from quantkit_kernels.checks import check_devices, check_inference
 from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.moe_align import sort_by_expert
 from quantkit_kernels.moe_jit import down_kernel, gate_up_kernel, silu_kernel, sum_kernel
@@ -37,20 +38,35 @@ def int4_moe(
     """Sum over each token's experts of weight * down(silu(gate(x)) * up(x)): [T, H] in the dtype of ``x``.
 
     ``x`` BF16 or FP16 [T, H]; ``gate_up_packed`` int32 [E, 2 I, H / 8], gate first, and ``down_packed`` [E, H, I / 8]
-    with BF16 scales, as a checkpoint stores them (stacked) or as ``repack`` returned them; ``topk_weights`` float32
-    and ``topk_ids`` int32 or int64 [T, k]. ``expert_map`` int32: the local number of each global expert, -1 for those
-    of other ranks. Ids that name no expert add nothing. Hidden values are rounded to BF16, and so is each expert's
-    output. Raises ValueError for what does not go together.
+    with BF16 scales, as a checkpoint stores them (stacked) or as ``repack`` returned them; ``topk_weights`` float32 and
+    ``topk_ids`` int32 or int64 [T, k]. ``expert_map`` int32 or int64 [global experts]: the local number of each, -1 for
+    those of other ranks. Ids that name no expert add nothing. Hidden values are rounded to BF16, and so is each
+    expert's output. Raises ValueError for what does not go together, RuntimeError where a gradient is wanted.
     """
+    check_inference(x, topk_weights)
     gate_up, down = Int4Weight(gate_up_packed, gate_up_scale), Int4Weight(down_packed, down_scale)
     num_experts, width = _check(x, gate_up, down, group_size=group_size)
     num_tokens, num_cols = x.shape
     if topk_ids.shape != topk_weights.shape or topk_ids.shape[:-1] != (num_tokens,):
         raise ValueError(f"{num_tokens} tokens, weights {tuple(topk_weights.shape)}, ids {tuple(topk_ids.shape)}")
+    if not topk_weights.is_floating_point():
+        raise ValueError(f"topk_weights are floats, not {topk_weights.dtype}")
     own_map = None if expert_map is None else expert_map.contiguous()
     for name, ids in (("topk_ids", topk_ids), ("expert_map", own_map)):
-        if ids is not None and (ids.dtype not in (torch.int32, torch.int64) or ids.device != x.device):
-            raise ValueError(f"{name} is int32 or int64 on {x.device}, not {ids.dtype} on {ids.device}")
+        if ids is not None and ids.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"{name} is int32 or int64, not {ids.dtype}")
+    if own_map is not None and own_map.ndim != 1:
+        raise ValueError(f"expert_map is [global experts], not {tuple(own_map.shape)}")
+    check_devices(
+        x=x,
+        gate_up_packed=gate_up_packed,
+        gate_up_scale=gate_up_scale,
+        down_packed=down_packed,
+        down_scale=down_scale,
+        topk_weights=topk_weights,
+        topk_ids=topk_ids,
+        expert_map=own_map,
+    )
     if x.numel() == 0:
         return torch.empty_like(x)
     check_runs(x)

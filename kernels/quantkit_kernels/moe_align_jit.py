@@ -6,13 +6,12 @@ import triton.language as tl
 
 @triton.jit
 def local_expert(expert, map_ptr, num_global, NUM_EXPERTS: tl.constexpr, HAS_MAP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The local number of an id; ``NUM_EXPERTS`` for none."""
-    expert = expert.to(tl.int32)
+    """The local number of an id, int32; ``NUM_EXPERTS`` for none. Ids of 64 bits are narrowed when they are known."""
     if HAS_MAP:
         is_known = (expert >= 0) & (expert < num_global)
-        local = tl.load(map_ptr + tl.where(is_known, expert, 0)).to(tl.int32)
-        expert = tl.where(is_known, local, -1)
-    return tl.where((expert >= 0) & (expert < NUM_EXPERTS), expert, NUM_EXPERTS)
+        expert = tl.load(map_ptr + tl.where(is_known, expert, 0), mask=is_known, other=-1)
+    is_here = (expert >= 0) & (expert < NUM_EXPERTS)
+    return tl.where(is_here, expert, NUM_EXPERTS).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_global"])

@@ -6,6 +6,7 @@ A block is up to ``BLOCK_M`` pairs of one expert; without sorting each pair is a
 import triton
 import triton.language as tl
 
+from quantkit_kernels.bits_jit import widen
 from quantkit_kernels.gemm_jit import load_activations, load_tile, narrow
 from quantkit_kernels.int4_decode_jit import TILE_COLS, row_of
 from quantkit_kernels.moe_align_jit import local_expert
@@ -225,7 +226,7 @@ def sum_kernel(  # type: ignore[no-untyped-def]
         expert = local_expert(tl.load(ids_ptr + pair), map_ptr, num_global, NUM_EXPERTS, HAS_MAP)
         mask = column < tl.where(expert < NUM_EXPERTS, N, 0)
         part = tl.load(parts_ptr + pair * N + column, mask=mask, other=0.0)
-        total += part.to(tl.float32)
+        total += widen(part, INTERPRET)
     tl.store(out_ptr + token * N + column, narrow(total, out_ptr, INTERPRET), mask=column < N)
 
 

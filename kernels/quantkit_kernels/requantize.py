@@ -10,12 +10,13 @@ still faster than the disk and the bus to the GPU.
 Suffixes: ``R`` rows, ``C`` columns, ``G`` groups along C, ``B`` blocks of the FP8 scale, ``W`` packed words.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import triton
 
 from quantkit_kernels.absmax_jit import absmax_kernel
+from quantkit_kernels.checks import check_devices, seen
 from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.requantize_jit import FP8_CODES, FP8_VALUES, VALUES, error_kernel, row_kernel, search_kernel
 
@@ -77,11 +78,14 @@ def requantize_fp8_to_int4(
     ``scales``: ``absmax`` is what compressed-tensors 0.19 computes, ``search`` looks for the best scale of each group;
     ``signed`` lets it be negative. ``importance``: second moments [C] of the input channels, finite and not negative,
     in any unit; the search weighs squared errors with them. Raises ValueError for shapes and dtypes that do not go
-    together. NaN is not looked for: that would wait for the GPU.
+    together. Preconditions, since looking would wait for the GPU: no NaN, ``scale_inv`` finite and not negative, and
+    code times scale below 3.39e38, where BF16 ends. quantkit refuses sources that break them.
     """
     source = Source(codes, scale_inv.float(), block)
     if importance is None:
         return quantize(source, group_size=group_size, scales=scales, signed=signed)
+    if not importance.is_floating_point():
+        raise ValueError(f"importance is second moments as floats, not {importance.dtype}")
     if group_size not in CANDIDATES or importance.shape != codes.shape[1:] or len(importance) % group_size:
         raise ValueError(f"importance {tuple(importance.shape)} does not go with {tuple(codes.shape)} in {group_size}")
     levels = importance_levels(importance, group_size=group_size)
@@ -105,8 +109,12 @@ def quantize(
     Raises ValueError for shapes and dtypes that do not go together.
     """
     _check(source, group_size)
-    if levels is not None and (scales != "search" or levels.dtype != torch.int32 or not levels.is_contiguous()):
-        raise ValueError(f"importance is for the search, as contiguous int32, not {levels.dtype} for {scales}")
+    if scales not in get_args(Scales):
+        raise ValueError(f"scales is {scales!r}, not one of {', '.join(get_args(Scales))}")
+    if levels is not None and scales != "search":
+        raise ValueError(f"importance is for the search: {scales} has no use for it")
+    if levels is not None and (levels.dtype != torch.int32 or not levels.is_contiguous()):
+        raise ValueError(f"levels of importance are contiguous int32, not {seen(levels)}")
     if levels is not None and (levels.shape != source.array.shape[1:] or levels.device != source.array.device):
         raise ValueError(f"importance is [{source.array.shape[1]}] on {source.array.device}, not {levels.shape}")
     check_runs(source.array)
@@ -146,7 +154,9 @@ def _in_words(source: Source, group_size: int) -> Source:
         return Source(values.to(torch.bfloat16))
     if array.dtype == torch.float32:
         return Source(array.to(torch.bfloat16))
-    return source if array.data_ptr() % 8 == 0 else source._replace(array=array.clone())
+    # a view in words asks this of the offset too
+    is_aligned = array.data_ptr() % 8 == 0 and array.storage_offset() * array.itemsize % 8 == 0
+    return source if is_aligned else source._replace(array=array.clone())
 
 
 def _quantize_words(source: Source, packed: torch.Tensor, scale: torch.Tensor, *, group_size: int) -> None:
@@ -216,7 +226,7 @@ def _check(source: Source, group_size: int) -> None:
     if group_size not in CANDIDATES:
         raise ValueError(f"group_size is {group_size}, not one of {', '.join(map(str, CANDIDATES))}")
     if array.ndim != 2 or not array.is_contiguous():
-        raise ValueError(f"the weight must be a contiguous matrix, not {tuple(array.shape)}")
+        raise ValueError(f"the weight must be a contiguous matrix, not {seen(array)}")
     num_rows, num_cols = array.shape
     if num_cols % group_size:
         raise ValueError(f"{num_cols} columns are no multiple of the group size {group_size}")
@@ -226,9 +236,12 @@ def _check(source: Source, group_size: int) -> None:
         return
     if array.dtype not in (torch.float8_e4m3fn, torch.uint8):
         raise ValueError(f"codes are float8_e4m3fn (or its bytes as uint8), not {array.dtype}")
+    if len(source.block) != 2 or min(source.block) < 1:
+        raise ValueError(f"block is {source.block}, not rows and columns from 1 on")
+    check_devices(codes=array, scale_inv=scale)
     needed = (-(-(source.row_offset + num_rows) // source.block[0]), -(-num_cols // source.block[1]))
     if scale.dtype != torch.float32 or scale.ndim != 2 or not scale.is_contiguous():
-        raise ValueError(f"the scale must be a contiguous float32 matrix, not {scale.dtype} {tuple(scale.shape)}")
+        raise ValueError(f"the scale must be a contiguous float32 matrix, not {seen(scale)}")
     if scale.shape[0] < needed[0] or scale.shape[1] != needed[1]:
         raise ValueError(
             f"{tuple(array.shape)} in blocks of {source.block} has a scale {needed}, not {tuple(scale.shape)}"

@@ -7,6 +7,7 @@ import torch
 import triton
 
 from quantkit_kernels.attention_jit import merge_splits_kernel
+from quantkit_kernels.checks import seen
 from quantkit_kernels.tiles import AttentionTile
 from quantkit_kernels.tuned import gpu_of
 
@@ -70,14 +71,14 @@ class Parts:
 def check_sequences(q: torch.Tensor, page_table: torch.Tensor, seq_lens: torch.Tensor, num_splits: int | None) -> None:
     """Raises ValueError for what no decode kernel takes."""
     if q.ndim != 3 or q.dtype != torch.bfloat16 or not q.is_contiguous():
-        raise ValueError(f"q must be contiguous BF16 [B, H, D], not {q.dtype} {tuple(q.shape)}")
+        raise ValueError(f"q must be contiguous BF16 [B, H, D], not {seen(q)}")
     named: dict[str, tuple[torch.Tensor, Any]] = {
         "page_table": (page_table, (q.shape[0], page_table.shape[-1] if page_table.ndim else 0)),
         "seq_lens": (seq_lens, (q.shape[0],)),
     }
     for name, (tensor, shape) in named.items():
         if tensor.dtype != torch.int32 or tuple(tensor.shape) != shape or not tensor.is_contiguous():
-            raise ValueError(f"{name} must be contiguous int32 {shape}, not {tensor.dtype} {tuple(tensor.shape)}")
+            raise ValueError(f"{name} must be contiguous int32 {shape}, not {seen(tensor)}")
     if num_splits is not None and num_splits < 1:
         raise ValueError(f"num_splits is {num_splits}, not a number from 1 on")
 

@@ -1,6 +1,7 @@
 """Which part of a product one program takes: by shapes and the GPU alone, so that a call gives the same bytes again.
 
-What was measured on this GPU comes first (``tuned.py``), then what bytes and SMs ask for.
+What was measured on this GPU comes first (``tuned.py``), then what bytes and SMs ask for. Making a tile that no kernel
+could run with raises ValueError.
 """
 
 from dataclasses import dataclass
@@ -18,6 +19,31 @@ _PROGRAMS_PER_SM = 2
 _MIN_TILES_PER_SPLIT = 4  # of 128 columns: fewer do not fill the pipeline of loads
 
 
+_ALLOWED = {
+    "block_n": (64, 128, 256),
+    "gate_up_n": (64, 128, 256),
+    "down_n": (64, 128, 256),
+    "block_m": (8, 16, 32, 64),
+    "split_k": range(1, 257),
+    "num_warps": (4, 8),
+    "num_stages": range(1, 7),
+}
+
+
+def _check_tile(tile: "GemmTile | MoeTile") -> None:
+    """Raise ValueError for a tile with which outputs would stay unwritten, or a kernel would not compile."""
+    sizes = {name: getattr(tile, name) for name in tile.__slots__}
+    if type(sizes.pop("is_sorted", False)) is not bool:
+        raise ValueError("is_sorted is neither true nor false")
+    for name, size in sizes.items():
+        allowed = _ALLOWED[name]
+        if type(size) is not int or size not in allowed:
+            numbers = f"from 1 to {allowed[-1]}" if isinstance(allowed, range) else f"one of {allowed}"
+            raise ValueError(f"{name} is {size!r}, not {numbers}")
+        if allowed[0] == 64 and size % (16 * tile.num_warps):
+            raise ValueError(f"{name} is {size}: {tile.num_warps} warps have no 16 rows each")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmTile:
     """``block_n`` weight rows and ``block_m`` tokens, a ``split_k``-th of the columns."""
@@ -27,6 +53,9 @@ class GemmTile:
     split_k: int
     num_warps: int = 4
     num_stages: int = 4
+
+    def __post_init__(self) -> None:
+        _check_tile(self)
 
 
 class DenseShape(NamedTuple):
@@ -72,6 +101,9 @@ class MoeTile:
     is_sorted: bool
     num_warps: int = 4
     num_stages: int = 4
+
+    def __post_init__(self) -> None:
+        _check_tile(self)
 
 
 class MoeShape(NamedTuple):

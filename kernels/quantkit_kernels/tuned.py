@@ -7,6 +7,7 @@ is meant for as many tokens or fewer, of repacked words. An unknown GPU, or shap
 """
 
 import json
+from collections.abc import ItemsView
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -55,25 +56,49 @@ def table_of(gpu: str) -> Table:
     path = file_of(gpu)
     if not gpu or not path.is_file():
         return {kind: {} for kind in KINDS}
-    document = json.loads(path.read_text())
-    if document.get("gpu") != gpu or set(document) != {"gpu", "triton", *KINDS}:
+    try:
+        document = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: is no JSON: {error}") from error
+    if not isinstance(document, dict) or document.get("gpu") != gpu or set(document) != {"gpu", "triton", *KINDS}:
         raise ValueError(f"{path}: is no table of tiles for {gpu}")
-    if _minor(document["triton"]) != _minor(triton.__version__):  # another compiler: another tile is the fastest
+    if _minor(str(document["triton"])) != _minor(triton.__version__):  # another compiler: another tile is the fastest
         return {kind: {} for kind in KINDS}
-    return {
-        kind: {
-            shape: {int(tokens): tile for tokens, tile in sorted(of_shape.items(), key=lambda one: int(one[0]))}
-            for shape, of_shape in document[kind].items()
-        }
-        for kind in KINDS
-    }
+    return {kind: _shapes(document[kind], f"{path}: {kind}") for kind in KINDS}
+
+
+def _shapes(value: object, place: str) -> dict[str, dict[int, dict[str, Any]]]:
+    """Tiles by shape and tokens, the fewest first."""
+    found = {}
+    for shape, of_shape in _entries(value, place):
+        tiles = {}
+        for tokens, tile in _entries(of_shape, f"{place} {shape}"):
+            if not tokens.isdecimal():
+                raise ValueError(f"{place} {shape}: {tokens!r} is no number of tokens")
+            tiles[int(tokens)] = dict(_entries(tile, f"{place} {shape} {tokens}"))
+        found[shape] = dict(sorted(tiles.items()))
+    return found
+
+
+def _entries(value: object, place: str) -> ItemsView[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{place}: is a {type(value).__name__}, not an object")
+    return value.items()
 
 
 def tuned_tile(kind: str, shape: tuple[int, ...], *, num_tokens: int, gpu: str, make: type[Tile]) -> Tile | None:
-    """The tile for the least number of tokens that is not below ``num_tokens``, where one was measured."""
-    for tokens, tile in table_of(gpu)[kind].get("x".join(map(str, shape)), {}).items():
+    """The tile for the least number of tokens that is not below ``num_tokens``, where one was measured.
+
+    Raises ValueError for a tile that no kernel could run with: ``make`` refuses it.
+    """
+    name = "x".join(map(str, shape))
+    for tokens, tile in table_of(gpu)[kind].get(name, {}).items():
         if num_tokens <= tokens:
+            place = f"{file_of(gpu)}: {kind} {name} {tokens}"
             if set(tile) != {field.name for field in fields(make)}:  # type: ignore[arg-type]
-                raise ValueError(f"{file_of(gpu)}: a tile of {kind} has the fields {sorted(tile)}")
-            return make(**tile)
+                raise ValueError(f"{place}: a tile of {kind} has the fields {sorted(tile)}")
+            try:
+                return make(**tile)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from error
     return None

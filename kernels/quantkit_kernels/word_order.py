@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from quantkit_kernels.checks import seen
+
 TILE_COLS = 128
 TILE_WORDS = TILE_COLS // 8
 _ZERO_WORD = -0x77777778  # eight codes of zero, 0x88888888
@@ -57,7 +59,14 @@ def repack(weight_packed: torch.Tensor, weight_scale: torch.Tensor, *, group_siz
 
 
 def unrepack(tiles: Int4Weight, *, num_cols: int, group_size: int) -> Int4Weight:
-    """The checkpoint's ``weight_packed`` and ``weight_scale`` of ``num_cols`` columns: the inverse of ``repack``."""
+    """The checkpoint's ``weight_packed`` and ``weight_scale`` of ``num_cols`` columns: the inverse of ``repack``.
+
+    Raises ValueError for other shapes and dtypes than it gives for as many columns, and for none.
+    """
+    if tiles.words.ndim < 3 or num_cols < 1:
+        raise ValueError(f"words {tuple(tiles.words.shape)} of {num_cols} columns are not repacked [..., K, R, 16]")
+    leading = tuple(tiles.words.shape[:-3])
+    check_weight(tiles, num_cols=num_cols, group_size=group_size, experts=leading, name="a repacked weight")
     *experts, num_tiles, num_rows, _ = tiles.words.shape
     words = tiles.words.reshape(*experts, num_tiles, num_rows, 1, 4, 1, 4).movedim(-5, -6)  # [..., R, K, 1, t, 1, p]
     places = torch.arange(0, 16, 4, dtype=torch.int32, device=words.device).reshape(4, 1, 1, 1)
@@ -66,7 +75,7 @@ def unrepack(tiles: Int4Weight, *, num_cols: int, group_size: int) -> Int4Weight
     shift = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device).reshape(4, 2, 1)
     packed = (codes << shift).sum((-3, -2), dtype=torch.int32)  # [..., R, K, i, p]
     packed = packed.transpose(-1, -2).reshape(*experts, num_rows, num_tiles * TILE_WORDS)
-    scale = tiles.scale.movedim(-2, -3).reshape(*experts, num_rows, -1)
+    scale = tiles.scale.movedim(-2, -3).reshape(*experts, num_rows, num_tiles * (TILE_COLS // group_size))
     return Int4Weight(packed[..., : num_cols // 8].contiguous(), scale[..., : num_cols // group_size].contiguous())
 
 
@@ -105,8 +114,11 @@ def check_weight(
 
 def check_contiguous(weight: Int4Weight, *, name: str = "a weight") -> None:
     """Raise ValueError for words or scales that every call would have to copy."""
-    if not (weight.words.is_contiguous() and weight.scale.is_contiguous()):
-        raise ValueError(f"{name} is not contiguous: it would be copied at every call")
+    for part, tensor in zip(("words", "scales"), weight, strict=True):
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} is not contiguous, and would be copied at every call: its {part} are {seen(tensor)}"
+            )
 
 
 def check_dtypes(words: torch.Tensor, scale: torch.Tensor, *, group_size: int) -> None:

@@ -140,6 +140,10 @@ def test_the_other_operations_name_it_too():
         fp8_kv.quantize_kv(heads, heads, slots, cache, cache, value_scale=-1.0)
     with pytest.raises(ValueError, match="key_cache has 4 slots, value_cache 3"):
         fp8_kv.dequantize_kv(cache, cache[:3], slots)
+    with pytest.raises(ValueError, match="value_scale is a number, not a Tensor"):
+        fp8_kv.quantize_kv(heads, heads, slots, cache, cache, value_scale=torch.ones(()))
+    with pytest.raises(ValueError, match=r"key_cache has no columns: \(4, 0, 64\)"):
+        fp8_kv.dequantize_kv(cache[:, :0], cache[:, :0], slots)
     with pytest.raises(ValueError, match="heads, columns"):
         fp8_kv.dequantize_kv(cache[0], cache[0], slots)
     with pytest.raises(ValueError, match=r"not torch\.int32"):

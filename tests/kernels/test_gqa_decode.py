@@ -30,7 +30,8 @@ def case(lens, page_size, heads, device, *, dtypes=(BF16, BF16), width=64):
     rows = [torch.randn((length, num_kv_heads, 2, width), generator=generator) for length in lens]
     pool, page_table, seq_lens = paginate(rows, page_size, device)
     caches = [pool[..., index, :].to(dtypes[index]).contiguous() for index in range(2)]
-    keywords = {"softmax_scale": width**-0.5} | SCALES
+    scales = {name: one for dtype, (name, one) in zip(dtypes, SCALES.items(), strict=True) if dtype == FP8}
+    keywords = {"softmax_scale": width**-0.5} | scales
     return (queries(len(lens), num_heads, width, device), *caches, page_table, seq_lens), keywords
 
 
@@ -98,6 +99,18 @@ def test_the_page_size_does_not_change_a_bit_nor_a_second_run(device):
     assert results[0][1][1].tolist() == [-math.inf] * 3
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP8])
+@pytest.mark.parametrize("place", [1, 2])
+def test_a_nan_that_is_read_is_seen(place, dtype, device, quiet_numpy):
+    """Of keys everywhere, of values in its column."""
+    arguments, keywords = case([40], 16, (2, 1), device, dtypes=(dtype, dtype))
+    page = arguments[3][0, 1].item()
+    arguments[place].view(torch.uint8)[page, 3, 0, : dtype.itemsize] = 0xFF
+    out, lse = gqa_decode(*arguments, **keywords)
+    assert bool(out[..., 0].isnan().all())
+    assert bool(out[..., 1].isnan().all()) == bool(lse.isnan().all()) == (place == 1)
+
+
 def test_scales_are_those_of_keys_and_of_values(device):
     arguments, keywords = case([50], 16, (2, 1), device, dtypes=(FP8, FP8))
     unscaled = keywords | {"key_scale": 1.0, "value_scale": 1.0}
@@ -148,6 +161,9 @@ def test_two_terms_of_e4m3_are_as_exact_as_bf16():
     assert bool((error <= (values.double().abs() * 2.0**-8).clamp_min(2.0**-10)).all())
 
 
+NO_HEADS = torch.zeros((1, 16, 0, 64), dtype=BF16)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -156,6 +172,12 @@ def test_two_terms_of_e4m3_are_as_exact_as_bf16():
         ({"q": torch.zeros((1, 5, 64), dtype=BF16)}, "5 heads do not share 2 heads"),
         ({"q": torch.zeros((1, 4, 128), dtype=BF16)}, "key_cache .* does not fit"),
         ({"seq_lens": torch.zeros(2, dtype=torch.int32)}, "seq_lens must be"),
+        ({"key_cache": torch.zeros((1, 16, 4, 64), dtype=BF16)[:, :, ::2]}, r"of strides \(4096, 256, 128, 1\)"),
+        ({"key_scale": 2.0}, r"key_cache is BF16, which has no scale beside it, and key_scale is 2\.0"),
+        ({"value_scale": math.nan}, "value_scale is nan, not between"),
+        ({"value_scale": torch.ones(())}, "value_scale is a number, not a Tensor"),
+        ({"key_cache": NO_HEADS, "value_cache": NO_HEADS}, r"caches \(1, 16, 0, 64\) have no heads"),
+        ({"value_cache": torch.zeros((1, 16, 2, 64), dtype=BF16, device="meta")}, "value_cache is on meta, q on cpu"),
         ({"num_splits": -1}, "num_splits is -1"),
     ],
 )

@@ -66,6 +66,33 @@ def test_each_weight_is_code_times_scale_rounded_once(group_size, is_repacked, d
 
 
 @pytest.mark.parametrize("is_repacked", [True, False])
+def test_subnormal_and_nan_scales_are_decoded(is_repacked, device, quiet_numpy):
+    bits = [1, -32767, 3, 0x7F, 0x80, 0x83, 0x17F, 0x7FC0, -64, 0x7F01]
+    packed, scale = random_int4((len(bits), 64), 32, device)
+    scale[:] = torch.tensor(bits, dtype=torch.int16).view(torch.bfloat16)[:, None]
+    given = repack(packed, scale, group_size=32) if is_repacked else Int4Weight(packed, scale)
+    wanted = twin.dequantize_int4(packed, scale, group_size=32).to(torch.bfloat16)
+    got = dequantize(given, num_cols=64, group_size=32)
+    assert wanted.isnan().any()
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("split_k", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_nan_and_subnormal_outputs_are_those_of_torch(dtype, split_k, device, quiet_numpy):
+    """Of single products: their rounding is all that happens."""
+    packed, scale = random_int4((64, 256), 32, device)
+    scale[:] = 2.0**-10
+    x = torch.zeros((6, 256), dtype=torch.bfloat16, device=device)
+    x[:, 0] = torch.tensor([float("nan"), 2.0**-120, 2.0**-123, 2.0**-5, 2.0**-12, 1.0], dtype=torch.bfloat16)
+    tile = GemmTile(block_n=64, block_m=8, split_k=split_k)
+    got = run_gemm(x, repack(packed, scale, group_size=32), group_size=32, tile=tile, dtype=dtype)
+    weight = twin.dequantize_int4(packed, scale, group_size=32)
+    wanted = (x[:, :1].float() * weight[:, 0]).to(dtype)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("is_repacked", [True, False])
 def test_every_pair_of_nibbles_at_every_place(is_repacked, device):
     """One token picks one column: the product is that column's weights, exactly."""
     first, second = torch.meshgrid(torch.arange(16), torch.arange(16), indexing="ij")
@@ -141,6 +168,17 @@ def test_shapes_of_large_weights_are_split_for_a_whole_gpu():
     assert gemm_tile(DenseShape(6144, 256, 32), num_tokens=1).split_k == 1  # two tiles of columns
 
 
+def test_a_gradient_is_refused(device):
+    """Under no_grad, and of what wants none, it is a product."""
+    x, weight = torch.zeros((2, 64), dtype=torch.bfloat16, device=device), random_int4((4, 64), 32, device)
+    x.requires_grad_()
+    with pytest.raises(RuntimeError, match=r"inference only, .* wrap the call in torch\.no_grad"):
+        int4_gemm(x, *weight, group_size=32)
+    with torch.no_grad():
+        assert int4_gemm(x, *weight, group_size=32).shape == (2, 4)
+    assert int4_gemm(x.detach(), *weight, group_size=32).shape == (2, 4)
+
+
 REPACKED = {
     "weight_packed": torch.zeros((1, 4, 16), dtype=torch.int32),
     "weight_scale": torch.zeros((1, 4, 4), dtype=torch.bfloat16),
@@ -161,6 +199,12 @@ REPACKED = {
         (REPACKED | {"weight_scale": torch.zeros((1, 4, 4), dtype=torch.float16)}, "scales BF16"),
         (REPACKED | {"weight_packed": torch.zeros((1, 8, 16), dtype=torch.int32)[:, ::2]}, "is not contiguous"),
         ({"weight_scale": torch.zeros((4, 2))}, "scales BF16"),
+        (
+            {"weight_packed": torch.zeros((4, 8), dtype=torch.int32, device="meta")},
+            "weight_packed is on meta, x on cpu",
+        ),
+        ({"weight_scale": torch.zeros((4, 2), dtype=torch.bfloat16, device="meta")}, "weight_scale is on meta"),
+        ({"weight_packed": torch.zeros((4, 16), dtype=torch.int32)[:, ::2]}, r"words are .* of strides \(16, 2\)"),
         ({"group_size": 128}, "64 columns has no whole groups of 128"),
     ],
 )

@@ -87,6 +87,25 @@ def test_ids_that_name_no_expert_add_nothing(num_tokens, device, poisoned_memory
     assert (got[1] == 0).all()
 
 
+@pytest.mark.parametrize("num_tokens", [2, 9])
+def test_numbers_of_64_bits_are_not_cut(num_tokens, device, poisoned_memory):
+    """Experts 0 to 2 by their lower halves."""
+    weight, ids = router(num_tokens, device)
+    ids = ids.long()
+    ids[0], ids[1, 0] = torch.tensor([1 << 32, -(1 << 32)]), (1 << 33) + 2
+    check(tokens(num_tokens, device), experts(device), (weight, ids))
+    expert_map = torch.tensor([1, 1 << 32, -(1 << 32) + 1, 3], device=device)
+    check(tokens(num_tokens, device), experts(device), router(num_tokens, device), expert_map=expert_map)
+
+
+@pytest.mark.parametrize("num_tokens", [2, 9])
+def test_a_map_of_no_experts_adds_nothing(num_tokens, device, poisoned_memory):
+    no_map = torch.zeros(0, dtype=torch.int32, device=device)
+    weights, routing = experts(device), router(num_tokens, device)
+    assert (int4_moe(tokens(num_tokens, device), *weights, *routing, group_size=32, expert_map=no_map) == 0).all()
+    assert (twin.int4_moe(tokens(num_tokens, device), *weights, *routing, group_size=32, expert_map=no_map) == 0).all()
+
+
 @pytest.mark.parametrize(("num_cols", "width"), [(160, 96), (384, 32), (128, 192)])
 @pytest.mark.parametrize("num_tokens", [1, 11])
 def test_sizes_that_fill_no_tile(num_tokens, num_cols, width, device, poisoned_memory):
@@ -198,6 +217,13 @@ def test_a_rank_has_its_share_of_the_pairs():
         ({"gate_up_packed": torch.zeros((4, 127, 32), dtype=torch.int32)}, "gate_up"),
         ({"topk_ids": torch.zeros((2, 2))}, "topk_ids is int32 or int64"),
         ({"expert_map": torch.zeros(4)}, "expert_map is int32 or int64"),
+        ({"expert_map": torch.zeros((4, 1), dtype=torch.int32)}, r"expert_map is \[global experts\], not \(4, 1\)"),
+        ({"expert_map": torch.zeros((), dtype=torch.int32)}, r"expert_map is \[global experts\], not \(\)"),
+        ({"topk_weights": torch.zeros((2, 2), device="meta")}, "topk_weights is on meta, x on cpu"),
+        ({"topk_ids": torch.zeros((2, 2), dtype=torch.int64, device="meta")}, "topk_ids is on meta"),
+        ({"expert_map": torch.zeros(4, dtype=torch.int32, device="meta")}, "expert_map is on meta"),
+        ({"topk_ids": torch.zeros((), dtype=torch.int64)}, r"ids \(\)"),
+        ({"topk_weights": torch.zeros((2, 2), dtype=torch.int32)}, "topk_weights are floats, not torch.int32"),
     ],
 )
 def test_what_does_not_go_together_is_named(change, words):
@@ -206,6 +232,16 @@ def test_what_does_not_go_together_is_named(change, words):
     arguments |= dict(zip(("topk_weights", "topk_ids"), router(2, "cpu"), strict=True))
     with pytest.raises(ValueError, match=words):
         int4_moe(**(arguments | change))
+
+
+def test_a_gradient_is_refused(device):
+    weights, (weight, ids) = experts(device), router(2, device)
+    for x, router_weight in (
+        (tokens(2, device).requires_grad_(), weight),
+        (tokens(2, device), weight.clone().requires_grad_()),
+    ):
+        with pytest.raises(RuntimeError, match="inference only"):
+            int4_moe(x, *weights, router_weight, ids, group_size=32)
 
 
 @pytest.mark.parametrize("is_repacked", [True, False])

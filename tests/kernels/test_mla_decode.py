@@ -156,9 +156,9 @@ def test_every_output_is_written_and_no_unwritten_part_is_read(device, poisoned_
     assert not bool(lse.isnan().any())
 
 
-def test_a_nan_that_is_read_is_seen(device):
-    """Of BF16: the interpreter takes the NaN of E4M3 for 480."""
-    (q, pool, page_table, seq_lens), keywords = case("bf16", [40], 16, 3, device)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_nan_that_is_read_is_seen(layout, device, quiet_numpy):
+    (q, pool, page_table, seq_lens), keywords = case(layout, [40], 16, 3, device)
     pool[page_table[0, 1].item(), 3] = 0xFF
     out, lse = mla_decode(q, pool, page_table, seq_lens, **keywords, num_splits=2)
     assert bool(out.isnan().all())
@@ -223,6 +223,14 @@ def test_the_plan_of_splits_fills_the_gpu():
             {"cache": torch.zeros(16 * 160 + 4, dtype=torch.uint8)[4:].view(1, 16, 160)},
             "cache must begin at a multiple",
         ),
+        ({"q": torch.zeros((1, 160, 2), dtype=torch.bfloat16).mT}, r"of strides \(320, 1, 2\)"),
+        ({"cache": torch.zeros((1, 16, 160), dtype=torch.uint8, device="meta")}, "cache is on meta, q on cpu"),
+        ({"page_table": torch.zeros((1, 1), dtype=torch.int32, device="meta")}, "page_table is on meta"),
+        ({"seq_lens": torch.zeros(1, dtype=torch.int32, device="meta")}, "seq_lens is on meta"),
+        ({"scale": 0.0}, r"scale is 0\.0, not between"),
+        ({"scale": -1.0}, r"scale is -1\.0, not between"),
+        ({"scale": math.nan}, "scale is nan"),
+        ({"scale": torch.ones(())}, r"scale is a number, not a Tensor: give scale\.item"),
         ({"seq_lens": torch.zeros(1, dtype=torch.int64)}, "seq_lens must be contiguous int32"),
     ],
 )

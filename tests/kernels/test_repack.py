@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quantkit_kernels.word_order import repack, unrepack
+from quantkit_kernels.word_order import Int4Weight, repack, unrepack
 from tests.kernels.int4_weights import random_int4
 
 pytestmark = pytest.mark.gpu
@@ -77,3 +77,30 @@ def test_what_does_not_go_together_is_named(change, words):
     }
     with pytest.raises(ValueError, match=words):
         repack(**(arguments | change))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_cols": 384}, r"of 384|\(3, 4, 16\)"),
+        ({"num_cols": 128}, r"\(1, 4, 16\)"),
+        ({"num_cols": -32}, "of -32 columns are not repacked"),
+        ({"num_cols": 0}, "of 0 columns"),
+        ({"num_cols": 144}, "144 columns has no whole groups of 32"),
+        ({"group_size": 64}, r"scales \(2, 4, 2\), not"),
+        ({"tiles": Int4Weight(*random_int4((4, 256), 32, "cpu"))}, r"words \(4, 32\) of 256 columns are not repacked"),
+        (
+            {"tiles": Int4Weight(*(one.half() for one in repack(*random_int4((4, 256), 32, "cpu"), group_size=32)))},
+            "int32",
+        ),
+    ],
+)
+def test_what_was_not_repacked_is_refused(change, words):
+    tiles = repack(*random_int4((4, 256), 32, "cpu"), group_size=32)
+    with pytest.raises(ValueError, match=words):
+        unrepack(**({"tiles": tiles, "num_cols": 256, "group_size": 32} | change))
+
+
+def test_no_rows_are_no_words():
+    tiles = repack(*random_int4((0, 256), 32, "cpu"), group_size=32)
+    assert [one.shape for one in unrepack(tiles, num_cols=256, group_size=32)] == [(0, 32), (0, 8)]

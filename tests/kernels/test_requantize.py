@@ -104,6 +104,19 @@ def test_what_is_not_aligned_to_words_gives_the_same_bytes(device):
     check(source, values_RC, None, device, group_size=32, scales="absmax", signed=False)
 
 
+def test_an_odd_offset_at_an_aligned_address_gives_the_same_bytes(device):
+    """As a tensor may lie in memory that something else has allocated."""
+    rng = np.random.default_rng(8)
+    codes_RC, scale_BB = fp8_weight(rng, (4, 64), (128, 128))
+    memory = torch.zeros(4 * 64 + 16, dtype=torch.uint8, device=device)
+    array = torch.from_dlpack(memory[3:])[5 : 5 + 4 * 64].view(4, 64)
+    assert (array.data_ptr() % 8, array.storage_offset() % 8) == (0, 5)
+    array.copy_(torch.from_numpy(codes_RC))
+    values_RC = fp8.dequantize(codes_RC, scale_BB, block=(128, 128))
+    source = Source(array, torch.from_numpy(scale_BB).to(device))
+    check(source, values_RC, None, device, group_size=32, scales="absmax", signed=False)
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_absmax_rounds_to_bf16_once(dtype, device):
     """Values around the middle of two BF16; FP8 whose groups have several scales, of rows from within a block on."""
@@ -268,7 +281,14 @@ def test_the_public_form_takes_the_tensors_of_a_checkpoint(device):
         ({"scale_inv": torch.ones((1, 2))}, "has a scale \\(1, 1\\)"),
         ({"scale_inv": torch.ones(1)}, "float32 matrix"),
         ({"importance": torch.ones(32)}, "importance \\(32,\\) does not go with"),
-        ({"importance": torch.ones(64), "scales": "absmax"}, "importance is for the search"),
+        ({"importance": torch.ones(64), "scales": "absmax"}, "importance is for the search: absmax has no use"),
+        ({"importance": torch.ones(64, dtype=torch.int32)}, "second moments as floats, not torch.int32"),
+        ({"scales": "serach"}, "scales is 'serach', not one of search, absmax"),
+        ({"scales": "serach", "importance": torch.ones(64)}, "scales is 'serach'"),
+        ({"block": (0, 0)}, r"block is \(0, 0\), not rows and columns from 1 on"),
+        ({"block": (-1, 128)}, r"block is \(-1, 128\)"),
+        ({"block": (128,)}, r"block is \(128,\)"),
+        ({"scale_inv": torch.ones((1, 1), device="meta")}, "scale_inv is on meta, codes on cpu"),
     ],
 )
 def test_what_does_not_go_together_is_named(change, words, device):

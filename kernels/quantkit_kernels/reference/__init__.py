@@ -1,4 +1,7 @@
-"""Plain torch twins of the serving kernels, with the same signatures: slow, and their specification."""
+"""Plain torch twins of the serving kernels, with the same signatures: slow, and their specification.
+
+INT4 words are as a checkpoint stores them; what ``repack`` returned is refused.
+"""
 
 from quantkit_kernels.reference.attention import gqa_decode, mla_decode
 from quantkit_kernels.reference.int4 import dequantize_int4, int4_gemm, int4_moe

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quantkit_kernels.modules import PARTS, PROJECTIONS, Device, Int4Experts, Int4Linear
+from quantkit_kernels.module_parts import PARTS, Device
+from quantkit_kernels.modules import PROJECTIONS, Int4Experts, Int4Linear
 
 EXPERTS = ("GlmMoeDsaExperts", "Glm4MoeExperts", "DeepseekV3Experts")
 _INDEX = "model.safetensors.index.json"

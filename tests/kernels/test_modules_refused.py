@@ -5,10 +5,11 @@ import torch
 
 from quantkit_kernels import ops
 from quantkit_kernels.modules import Int4Experts, Int4Linear
-from tests.kernels.int4_weights import router, tokens
-from tests.kernels.test_modules import GROUP, same, stored_experts, stored_linear
+from tests.kernels.compare import assert_same_tensors
+from tests.kernels.int4_weights import router, stored_experts, stored_linear, tokens
 
 pytestmark = pytest.mark.gpu
+GROUP = 32
 
 
 def linear_of(stored, device, **rest):
@@ -44,7 +45,7 @@ def test_memory_can_be_given_later(way, device):
             module.to_empty(device=device)
         module.load_state_dict(tensors, assign=way == "assign")
         assert all(one.device.type == device for one in (*module.buffers(), *module.parameters()))
-        same(module.state_dict(), tensors)
+        assert_same_tensors(module.state_dict(), tensors)
     assert experts.expert_map.tolist() == expert_map.tolist()
     assert linear(tokens(2, device, num_cols=160)).isfinite().all()
 

@@ -153,7 +153,7 @@ def test_a_part_that_is_not_there_and_an_expert_that_is_not_here_are_named(devic
             Int4Experts(4, 256, 64, group_size=GROUP, device=device).load_expert(expert, {})
 
 
-def test_the_output_has_the_dtype_of_the_input_whatever_the_biass(device):
+def test_the_output_has_the_dtype_of_the_input_whatever_the_bias_is(device):
     bias = torch.randn(70, generator=torch.Generator().manual_seed(9))
     stored, x = stored_linear(70, 160, device), tokens(2, device, num_cols=160)
     plain = linear_of(stored, device)

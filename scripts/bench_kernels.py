@@ -23,6 +23,8 @@ import triton
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_cases import Case, Sizes, cases_of
 
+from quantkit_kernels.launch import IS_INTERPRETED
+
 CALLS, REPLAYS = 20, 5
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 4096)
 KINDS = ("dense", "moe", "store", "mla", "requantize")
@@ -102,16 +104,34 @@ def line_of(timed: Timed, bandwidth: float) -> str:
     )
 
 
+def numbers(text: str) -> list[int]:
+    """For argparse: numbers of tokens, with commas."""
+    found = [int(one) for one in text.split(",")]
+    if min(found) < 1:
+        raise ValueError
+    return found
+
+
+def kinds(text: str) -> list[str]:
+    """For argparse: kinds, with commas."""
+    found = text.split(",")
+    unknown = sorted(set(found) - set(KINDS))
+    if unknown:
+        raise argparse.ArgumentTypeError(f"takes of {', '.join(KINDS)}, not {', '.join(map(repr, unknown))}")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(KINDS), help="kinds, with commas")
-    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
+    parser.add_argument("--only", type=kinds, default=list(KINDS), help="kinds, with commas")
+    parser.add_argument("--tokens", type=numbers, default=list(TOKENS), help="numbers, with commas")
     parser.add_argument("--once", action="store_true", help="run small shapes once, time nothing")
     options = parser.parse_args()
-    tokens = [int(one) for one in options.tokens.split(",")]
     if options.once:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        for case in cases_of(options.only.split(","), [1, 5], Sizes.small(), device):
+        if device == "cpu" and not IS_INTERPRETED:
+            sys.exit("torch sees no GPU: set TRITON_INTERPRET=1, and --once runs every case in Triton's interpreter")
+        for case in cases_of(options.only, [1, 5], Sizes.small(), device):
             for call in (case.call, *case.others.values()):
                 call(0)
             print(f"{case.name}: ran, {case.num_bytes:,} bytes")
@@ -122,7 +142,7 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}, ", end="")
     print(f"{clock_text()}, copies at {bandwidth / 1e12:.2f} TB/s\n")
     print("| case | us | MB | TB/s | of the copies | others take | goals |\n|---|---:|---:|---:|---:|---|---|")
-    for case in cases_of(options.only.split(","), tokens, Sizes(), "cuda"):
+    for case in cases_of(options.only, options.tokens, Sizes(), "cuda"):
         print(line_of(time_case(case), bandwidth), flush=True)
 
 

@@ -29,7 +29,7 @@ import triton
 
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_cases import GROUP, Sizes, int4_bytes, random_int4
-from bench_kernels import CALLS, graph_microseconds
+from bench_kernels import CALLS, graph_microseconds, numbers
 from tune_search import Knobs, as_far_as_turned, descend, gemm_knobs, moe_knobs
 
 from quantkit_kernels import repack
@@ -203,7 +203,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds, after which no other tile is timed")
     parser.add_argument("--only", help="kinds and shapes, with commas")
-    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
+    parser.add_argument("--tokens", type=numbers, default=list(TOKENS), help="numbers, with commas")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     end = time.monotonic() + options.budget
@@ -220,7 +220,7 @@ def main() -> None:
     gpu = torch.cuda.get_device_name()
     output = options.output or file_of(gpu)
     document = document_of(output, gpu)
-    works = works_of(document, shapes, [int(one) for one in options.tokens.split(",")], sizes, "cuda")
+    works = works_of(document, shapes, options.tokens, sizes, "cuda")
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as executor:
         times = partial(gpu_times, executor=executor)
         for line in tune(document, works, times, lambda: time.monotonic() > end):

@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from quantkit.cli.app import app
 
@@ -59,17 +60,26 @@ def test_wheel_holds_both_packages_recipes_and_schemas(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_python_example_runs(tmp_path, monkeypatch):
-    """On a tiny checkpoint, and on the processor."""
+def test_the_python_examples_run(tmp_path, monkeypatch):
+    """On a tiny checkpoint, and on a CPU."""
+    from quantkit_kernels import reference
     from tests.convert.helpers import convert
+    from tests.kernels.compare import assert_close
+    from tests.kernels.int4_weights import random_int4
     from tests.tiny import write_checkpoint
 
     source = write_checkpoint(tmp_path / "source")
     convert(source.directory, tmp_path / "glm-5.2-int4")
     monkeypatch.chdir(tmp_path)
-    examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(examples) == 1
+    whole_model, weight_alone = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     names: dict[str, object] = {}
-    exec(examples[0].replace('device="cuda"', 'device="cpu"'), names)
+    exec(whole_model.replace('device="cuda"', 'device="cpu"'), names)
     model = names["model"]
     assert not any(tensor.is_meta for tensor in model.parameters())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    packed, scale = random_int4((70, 256), 32, device)
+    x = torch.ones((3, 256), dtype=torch.bfloat16, device=device)
+    names = {"weight_packed": packed, "weight_scale": scale, "x": x}
+    exec(weight_alone, names)
+    expected = reference.int4_gemm(x.double(), packed, scale, group_size=32)
+    assert_close("README", expected, names["y"], most=2.0**-8)

@@ -1,25 +1,28 @@
 """INT4 weights as torch modules: loaded under the names of a converted checkpoint, repacked once, saved as they were.
 
 A module holds the kernels' order of words; its state dict holds the checkpoint's, bit for bit. Scales are kept as bits,
-int16, so that ``model.half()`` and the like leave them alone.
+int16, so that ``model.half()`` and the like leave them alone. For inference only: no gradient passes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from quantkit_kernels.module_parts import PARTS, Device, check_bias, check_sizes, check_taken, repacked, stored_parts
 from quantkit_kernels.ops import int4_experts, int4_linear
-from quantkit_kernels.word_order import TILE_COLS, Int4Weight, check_weight, repack, unrepack
+from quantkit_kernels.word_order import TILE_COLS, Int4Weight
 
-PARTS = ("weight_packed", "weight_scale", "weight_shape")
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-Device = torch.device | str | int | None
 
 
 class Int4Linear(nn.Module):
-    """``nn.Linear`` with INT4 groups; its state dict: ``weight_packed``, ``weight_scale``, ``weight_shape``."""
+    """``nn.Linear`` with INT4 groups; its state dict: ``weight_packed``, ``weight_scale``, ``weight_shape``.
+
+    Raises ValueError for columns that are no whole groups, and for a ``bias`` that is not [out_features].
+    """
 
     words: Tensor
     scale: Tensor
@@ -28,25 +31,42 @@ class Int4Linear(nn.Module):
         self, in_features: int, out_features: int, *, group_size: int, bias: Tensor | None = None, device: Device = None
     ) -> None:
         super().__init__()
+        check_sizes(group_size, columns={"in_features": in_features}, others={"out_features": out_features})
         self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
         _register(self, "", (out_features,), in_features, group_size, device)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.bias: nn.Parameter | None = None
+        if bias is not None:
+            check_bias(bias, out_features)
+            self.bias = nn.Parameter(bias.detach().to(self.words.device), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] to [..., out]."""
+        """[..., in] to [..., out], in the dtype of ``x``."""
         out: Tensor = int4_linear(x, self.words, _bf16(self.scale), self.group_size)
-        return out if self.bias is None else out + self.bias
+        return out if self.bias is None else (out + self.bias).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, group_size={self.group_size}, bias={self.bias is not None}"
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """The three parts of a checkpoint. Raises ValueError for another shape."""
+        """The three parts of a checkpoint, and ``bias`` where the module has one; without it the bias stays.
+
+        Raises ValueError for parts that are missing, of another shape or dtype, and for tensors beside them.
+        """
         shape = (self.out_features, self.in_features)
-        tiles = _repacked(tensors, shape, group_size=self.group_size, device=self.words.device)
+        check_taken(tensors, PARTS, optional=() if self.bias is None else ("bias",))
+        _check_memory(self.words)
+        tiles = repacked(tensors, shape, group_size=self.group_size, device=self.words.device)
+        if self.bias is not None and "bias" in tensors:
+            check_bias(tensors["bias"], self.out_features)
+            with torch.no_grad():
+                self.bias.copy_(tensors["bias"])
         self.words.copy_(tiles.words)
         self.scale.copy_(tiles.scale.view(torch.int16))
 
     def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
         tiles = Int4Weight(self.words, _bf16(self.scale))
-        parts = _parts(tiles, self.in_features, self.group_size)
+        parts = stored_parts(tiles, self.in_features, self.group_size)
         destination |= {prefix + name: part for name, part in parts.items()}
         if self.bias is not None:
             destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
@@ -61,16 +81,14 @@ class Int4Linear(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        tensors = _taken(state_dict, prefix, PARTS, missing_keys)
+        names = PARTS if self.bias is None else (*PARTS, "bias")
+        tensors = _taken(state_dict, prefix, names, missing_keys)
         if tensors is not None:
+            if local_metadata.get("assign_to_params_buffers"):
+                _place(self, tensors[PARTS[0]].device)
             _try(error_msgs, prefix, partial(self.load, tensors))
-        if self.bias is not None and prefix + "bias" in state_dict:
-            with torch.no_grad():
-                self.bias.copy_(state_dict[prefix + "bias"])
-        elif self.bias is not None:
-            missing_keys.append(prefix + "bias")
         if strict:
-            known = {prefix + name for name in (*PARTS, *(() if self.bias is None else ("bias",)))}
+            known = {prefix + name for name in names}
             unexpected_keys += [name for name in state_dict if name.startswith(prefix) and name not in known]
 
 
@@ -78,13 +96,15 @@ class Int4Experts(nn.Module):
     """Routed experts: ``N.gate_proj``, ``N.up_proj``, ``N.down_proj`` with the three parts of each.
 
     Takes the place of the experts of transformers' MoE layers, and has their ``forward``. ``expert_map`` int32 [global
-    experts]: where only some of them are here, their local numbers, -1 for the others.
+    experts]: where only some of them are here, their local numbers, -1 for the others. ``N`` in a state dict is the
+    local number. Raises ValueError for columns that are no whole groups, and for a map to experts that are not here.
     """
 
     gate_up_words: Tensor
     gate_up_scale: Tensor
     down_words: Tensor
     down_scale: Tensor
+    expert_map: Tensor | None
 
     def __init__(
         self,
@@ -97,10 +117,15 @@ class Int4Experts(nn.Module):
         device: Device = None,
     ) -> None:
         super().__init__()
+        columns = {"hidden_dim": hidden_dim, "intermediate_dim": intermediate_dim}
+        check_sizes(group_size, columns=columns, others={"num_experts": num_experts})
         self.num_experts, self.hidden_dim, self.intermediate_dim = num_experts, hidden_dim, intermediate_dim
         self.group_size = group_size
         _register(self, "gate_up_", (num_experts, 2 * intermediate_dim), hidden_dim, group_size, device)
         _register(self, "down_", (num_experts, hidden_dim), intermediate_dim, group_size, device)
+        if expert_map is not None:
+            _check_map(expert_map, num_experts)
+            expert_map = _follow(expert_map, self.gate_up_words)
         self.register_buffer("expert_map", expert_map, persistent=False)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -118,8 +143,19 @@ class Int4Experts(nn.Module):
         )
         return out
 
+    def extra_repr(self) -> str:
+        sizes = f"num_experts={self.num_experts}, hidden_dim={self.hidden_dim}"
+        return f"{sizes}, intermediate_dim={self.intermediate_dim}, group_size={self.group_size}"
+
     def load_expert(self, expert: int, tensors: Mapping[str, Tensor]) -> None:
-        """One expert's nine tensors, named from ``gate_proj.weight_packed`` on. Raises ValueError for other shapes."""
+        """One expert's nine tensors, named from ``gate_proj.weight_packed`` on; ``expert`` is its local number.
+
+        Raises ValueError for an expert that is not here, and for tensors as ``Int4Linear.load`` does.
+        """
+        if not 0 <= expert < self.num_experts:
+            raise ValueError(f"there is no expert {expert} of {self.num_experts}")
+        check_taken(tensors, [f"{name}.{part}" for name in PROJECTIONS for part in PARTS])
+        _check_memory(self.gate_up_words)
         places = {
             "gate_proj": (self.gate_up_words, self.gate_up_scale, slice(0, self.intermediate_dim)),
             "up_proj": (self.gate_up_words, self.gate_up_scale, slice(self.intermediate_dim, None)),
@@ -127,7 +163,7 @@ class Int4Experts(nn.Module):
         }
         for name, (words, scale, rows) in places.items():
             parts = {part: tensors[f"{name}.{part}"] for part in PARTS}
-            tiles = _repacked(parts, self._shape(name), group_size=self.group_size, device=words.device)
+            tiles = repacked(parts, self._shape(name), group_size=self.group_size, device=words.device)
             words[expert, :, rows].copy_(tiles.words)
             scale[expert, :, rows].copy_(tiles.scale.view(torch.int16))
 
@@ -143,13 +179,21 @@ class Int4Experts(nn.Module):
         return {
             f"{name}.{part}": tensor
             for name, tiles in found.items()
-            for part, tensor in _parts(tiles, self._shape(name)[1], self.group_size).items()
+            for part, tensor in stored_parts(tiles, self._shape(name)[1], self.group_size).items()
         }
 
     def _shape(self, projection: str) -> tuple[int, int]:
         if projection == "down_proj":
             return self.hidden_dim, self.intermediate_dim
         return self.intermediate_dim, self.hidden_dim
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """``to_empty`` would lose the map, which no state dict has."""
+        kept = self.expert_map
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if kept is not None:
+            self.expert_map = _follow(kept, self.gate_up_words)
+        return self
 
     def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
         for expert in range(self.num_experts):
@@ -172,6 +216,8 @@ class Int4Experts(nn.Module):
             known |= {prefix + name for name in names}
             tensors = _taken(state_dict, prefix, names, missing_keys)
             if tensors is not None:
+                if local_metadata.get("assign_to_params_buffers"):
+                    _place(self, tensors[names[0]].device)
                 own = {name.split(".", 1)[1]: tensor for name, tensor in tensors.items()}
                 _try(error_msgs, prefix, partial(self.load_expert, expert, own))
         if strict:
@@ -193,17 +239,32 @@ def _register(
     module.register_buffer(prefix + "scale", scale)
 
 
-def _repacked(tensors: Mapping[str, Tensor], shape: tuple[int, int], *, group_size: int, device: Device) -> Int4Weight:
-    packed, scale, stored = (tensors[part] for part in PARTS)
-    if tuple(stored.tolist()) != shape or packed.ndim != 2:
-        raise ValueError(f"a weight {shape} is stored as words {tuple(packed.shape)} of {tuple(stored.tolist())}")
-    check_weight(Int4Weight(packed, scale), num_rows=shape[0], num_cols=shape[1], group_size=group_size)
-    return repack(packed.to(device), scale.to(device), group_size=group_size)
+def _place(module: nn.Module, device: torch.device) -> None:
+    """Everything on another device; zeros where there was no memory."""
+    if device.type != "meta":
+        move = partial(_moved, device=device)
+        module._apply(move)  # type: ignore[no-untyped-call]
 
 
-def _parts(tiles: Int4Weight, num_cols: int, group_size: int) -> dict[str, Tensor]:
-    packed, scale = unrepack(tiles, num_cols=num_cols, group_size=group_size)
-    return dict(zip(PARTS, (packed, scale, torch.tensor([len(packed), num_cols], dtype=torch.int64)), strict=True))
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    return torch.zeros_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+
+
+def _check_memory(words: Tensor) -> None:
+    if words.is_meta:
+        raise ValueError("the module is on meta: give it memory (to_empty), or load_state_dict with assign=True")
+
+
+def _check_map(expert_map: Tensor, num_experts: int) -> None:
+    if expert_map.dtype not in (torch.int32, torch.int64) or expert_map.ndim != 1:
+        raise ValueError(f"expert_map is int32 [global experts], not {expert_map.dtype} {tuple(expert_map.shape)}")
+    if not expert_map.is_meta and bool(((expert_map < -1) | (expert_map >= num_experts)).any()):
+        raise ValueError(f"expert_map has numbers beside -1 and those of {num_experts} experts, 0 to {num_experts - 1}")
+
+
+def _follow(expert_map: Tensor, words: Tensor) -> Tensor:
+    """The map where the words are; on meta it would be lost."""
+    return expert_map if words.is_meta else expert_map.to(words.device)
 
 
 def _taken(

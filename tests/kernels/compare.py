@@ -46,3 +46,11 @@ def poisoned(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.T
     byte = 0xFF if dtype.is_floating_point else 0xA5  # all ones are a NaN in every float format here
     tensor.view(torch.uint8).fill_(byte)
     return tensor
+
+
+def assert_same_tensors(first, second):
+    """The same names, dtypes and bytes."""
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert tensor.dtype == second[name].dtype, name
+        assert torch.equal(tensor.cpu().view(torch.uint8), second[name].cpu().view(torch.uint8)), name

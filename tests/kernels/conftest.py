@@ -26,3 +26,23 @@ def quiet_numpy() -> Iterator[None]:
     """The interpreter's arithmetic is numpy's, which warns of what a GPU does in silence."""
     with np.errstate(all="ignore"):
         yield
+
+
+@pytest.fixture(scope="session")
+def convert():
+    """Skips where something is missing that serving does not need."""
+    for name in ("pydantic", "compressed_tensors"):
+        pytest.importorskip(name, reason=f"to convert and to decompress wants {name}")
+    from tests.convert.helpers import convert
+
+    return convert
+
+
+@pytest.fixture(scope="session", params=["glm_moe_dsa", "glm4_moe", "deepseek_v3"])
+def converted(request, convert, tmp_path_factory):
+    from tests.tiny import write_checkpoint
+
+    directory = tmp_path_factory.mktemp(request.param)
+    source = write_checkpoint(directory / "source", model_type=request.param, mtp=request.param == "glm_moe_dsa")
+    convert(source.directory, directory / "out")
+    return directory / "out"

@@ -34,3 +34,24 @@ def router(num_tokens, device, *, num_experts=EXPERTS, top_k=TOP_K, seed=4):
     generator = torch.Generator().manual_seed(seed)
     ids = torch.rand((num_tokens, num_experts), generator=generator).topk(top_k).indices.to(torch.int32)
     return torch.rand((num_tokens, top_k), generator=generator).to(device), ids.to(device)
+
+
+def stored_linear(num_rows, num_cols, device):
+    """A weight as a checkpoint names its parts."""
+    packed, scale = random_int4((num_rows, num_cols), 32, device)
+    return {"weight_packed": packed, "weight_scale": scale, "weight_shape": torch.tensor([num_rows, num_cols])}
+
+
+def stored_experts(device, num_experts=4, num_cols=256, width=64):
+    gate_up, gate_up_scale, down, down_scale = experts(device, num_experts=num_experts, num_cols=num_cols, width=width)
+    stored = {}
+    for expert in range(num_experts):
+        for name, words, scale, cols in (
+            ("gate_proj", gate_up[expert, :width], gate_up_scale[expert, :width], num_cols),
+            ("up_proj", gate_up[expert, width:], gate_up_scale[expert, width:], num_cols),
+            ("down_proj", down[expert], down_scale[expert], width),
+        ):
+            stored[f"{expert}.{name}.weight_packed"] = words
+            stored[f"{expert}.{name}.weight_scale"] = scale
+            stored[f"{expert}.{name}.weight_shape"] = torch.tensor([len(words), cols])
+    return stored, (gate_up, gate_up_scale, down, down_scale)

@@ -1,6 +1,7 @@
 """The benchmark's cases run, and what it compares with computes the same."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,35 @@ def test_without_a_gpu_nothing_is_timed():
     )
     assert ran.returncode == 1
     assert "torch sees no GPU" in ran.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_cases_run_in_the_interpreter_alone():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(SCRIPTS / "bench_kernels.py"), "--once", "--only", "store"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.startswith("torch sees no GPU: set TRITON_INTERPRET=1")
+
+
+@pytest.mark.parametrize("script", ["bench_kernels.py", "tune_kernels.py"])
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--tokens", "abc", "argument --tokens: invalid numbers value: 'abc'"),
+        ("--tokens", "4,0", "argument --tokens: invalid numbers value: '4,0'"),
+        (
+            "--only",
+            "bogus",
+            "--only takes of |argument --only: takes of dense, moe, store, mla, requantize, not 'bogus'",
+        ),
+    ],
+)
+def test_a_value_that_is_none_is_named(script, option, value, words):
+    command = [sys.executable, str(SCRIPTS / script), option, value]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert re.search(words, ran.stderr)
 
 
 @pytest.fixture

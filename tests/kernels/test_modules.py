@@ -6,45 +6,18 @@ import torch
 from quantkit_kernels import ops, reference
 from quantkit_kernels.modules import Int4Experts, Int4Linear
 from quantkit_kernels.ops import int4_experts, int4_linear
-from tests.kernels.compare import assert_close
-from tests.kernels.int4_weights import experts, random_int4, router, tokens
+from tests.kernels.compare import assert_close, assert_same_tensors
+from tests.kernels.int4_weights import router, stored_experts, stored_linear, tokens
 
 pytestmark = pytest.mark.gpu
 GROUP = 32
-
-
-def stored_linear(num_rows, num_cols, device):
-    packed, scale = random_int4((num_rows, num_cols), GROUP, device)
-    return {"weight_packed": packed, "weight_scale": scale, "weight_shape": torch.tensor([num_rows, num_cols])}
-
-
-def stored_experts(device, num_experts=4, num_cols=256, width=64):
-    gate_up, gate_up_scale, down, down_scale = experts(device, num_experts=num_experts, num_cols=num_cols, width=width)
-    stored = {}
-    for expert in range(num_experts):
-        for name, words, scale, cols in (
-            ("gate_proj", gate_up[expert, :width], gate_up_scale[expert, :width], num_cols),
-            ("up_proj", gate_up[expert, width:], gate_up_scale[expert, width:], num_cols),
-            ("down_proj", down[expert], down_scale[expert], width),
-        ):
-            stored[f"{expert}.{name}.weight_packed"] = words
-            stored[f"{expert}.{name}.weight_scale"] = scale
-            stored[f"{expert}.{name}.weight_shape"] = torch.tensor([len(words), cols])
-    return stored, (gate_up, gate_up_scale, down, down_scale)
-
-
-def same(first, second):
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        assert tensor.dtype == second[name].dtype, name
-        assert torch.equal(tensor.cpu().view(torch.uint8), second[name].cpu().view(torch.uint8)), name
 
 
 def test_a_linear_takes_and_gives_the_checkpoints_tensors(device):
     stored = stored_linear(70, 160, device)
     linear = Int4Linear(160, 70, group_size=GROUP, device=device)
     assert linear.load_state_dict(stored, strict=True).missing_keys == []
-    same(linear.state_dict(), stored)
+    assert_same_tensors(linear.state_dict(), stored)
     x = tokens(5, device, num_cols=160)
     expected = reference.int4_gemm(x.double(), stored["weight_packed"], stored["weight_scale"], group_size=GROUP)
     assert_close("linear", expected, linear(x), most=2.0**-8)
@@ -54,7 +27,7 @@ def test_a_bias_is_added_and_kept(device):
     stored = stored_linear(70, 160, device) | {"bias": torch.randn(70).to(device, torch.bfloat16)}
     linear = Int4Linear(160, 70, group_size=GROUP, bias=torch.zeros_like(stored["bias"]), device=device)
     linear.load_state_dict(stored)
-    same(linear.state_dict(), stored)
+    assert_same_tensors(linear.state_dict(), stored)
     plain = Int4Linear(160, 70, group_size=GROUP, device=device)
     plain.load_state_dict({name: one for name, one in stored.items() if name != "bias"})
     x = tokens(2, device, num_cols=160)
@@ -65,7 +38,7 @@ def test_experts_take_and_give_the_checkpoints_tensors(device):
     stored, weights = stored_experts(device)
     module = Int4Experts(4, 256, 64, group_size=GROUP, device=device)
     module.load_state_dict(stored, strict=True)
-    same(module.state_dict(), stored)
+    assert_same_tensors(module.state_dict(), stored)
     x, (weight, ids) = tokens(6, device), router(6, device)
     expected = reference.int4_moe(x.double(), *weights, weight, ids, group_size=GROUP)
     assert_close("experts", expected, module(x, ids, weight), most=2.0**-7)
@@ -79,7 +52,7 @@ def test_a_cast_of_the_model_leaves_scales_alone(device):
     x, (weight, ids) = tokens(3, device), router(3, device)
     expected = module.experts(x, ids, weight)
     module.half()
-    same(module.experts.state_dict(), stored)
+    assert_same_tensors(module.experts.state_dict(), stored)
     assert torch.equal(module.float().experts(x, ids, weight), expected)
 
 

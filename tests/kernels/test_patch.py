@@ -9,40 +9,15 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from quantkit_kernels.checkpoint import group_size_of
 from quantkit_kernels.modules import Int4Experts, Int4Linear
-from quantkit_kernels.transformers_model import _group_size, _Places, patch
+from quantkit_kernels.transformers_model import _Places, patch
+from tests.kernels.checkpoints import build, damaged
 from tests.kernels.compare import relative_mean
 
 pytestmark = pytest.mark.gpu
-
-
-def build(config):
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-
-
-@pytest.fixture(scope="module")
-def convert():
-    """Skips where something is missing that serving does not need."""
-    for name in ("pydantic", "compressed_tensors"):
-        pytest.importorskip(name, reason=f"to convert and to decompress wants {name}")
-    from tests.convert.helpers import convert
-
-    return convert
-
-
-@pytest.fixture(scope="module", params=["glm_moe_dsa", "glm4_moe", "deepseek_v3"])
-def converted(request, convert, tmp_path_factory):
-    from tests.tiny import write_checkpoint
-
-    directory = tmp_path_factory.mktemp(request.param)
-    source = write_checkpoint(directory / "source", model_type=request.param, mtp=request.param == "glm_moe_dsa")
-    convert(source.directory, directory / "out")
-    return directory / "out"
 
 
 @torch.no_grad()
@@ -51,9 +26,9 @@ def logits_of(model, tokens):
 
 
 def test_it_says_what_the_decompressed_model_says(converted, device):
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    model = patch(build(AutoConfig.from_pretrained(converted)), converted, device=device)
+    model = patch(build(converted), converted, device=device)
     assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
     experts = [module for module in model.modules() if isinstance(module, Int4Experts)]
     assert len(experts) == 1
@@ -73,18 +48,17 @@ def halves(devices):
 
 def test_a_device_map_places_every_module(converted, device):
     """With two GPUs they differ; without, the hooks of accelerate move nothing."""
-    from transformers import AutoConfig
-
     devices = ["cuda:0", "cuda:1"] if torch.cuda.device_count() > 1 else [device] * 2
-    config = AutoConfig.from_pretrained(converted)
-    model = patch(build(config), converted, device=halves(devices))
+    model = patch(build(converted), converted, device=halves(devices))
     assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
     for name, tensor in model.named_parameters():
         first = name.startswith(("model.embed_tokens", "model.layers.0"))
         assert tensor.device == torch.empty(0, device=devices[not first]).device, name
     assert hasattr(model.get_submodule("model.layers.0"), "_hf_hook")
     tokens = torch.arange(1, 24).unsqueeze(0).to(devices[0])
-    assert torch.equal(logits_of(patch(build(config), converted, device=devices[0]), tokens), logits_of(model, tokens))
+    assert torch.equal(
+        logits_of(patch(build(converted), converted, device=devices[0]), tokens), logits_of(model, tokens)
+    )
 
 
 def test_the_longest_name_in_a_map_decides():
@@ -96,9 +70,7 @@ def test_the_longest_name_in_a_map_decides():
 
 
 def test_experts_are_those_of_the_checkpoint(converted, device):
-    from transformers import AutoConfig
-
-    model = patch(build(AutoConfig.from_pretrained(converted)), converted, device=device)
+    model = patch(build(converted), converted, device=device)
     name = "model.layers.1.mlp.experts."
     stored = {}
     for shard in converted.glob("*.safetensors"):
@@ -109,21 +81,6 @@ def test_experts_are_those_of_the_checkpoint(converted, device):
         assert torch.equal(tensor.cpu().view(torch.uint8), stored[name + key].view(torch.uint8)), key
 
 
-def damaged(converted, directory, change):
-    """A copy of the checkpoint in one file, changed."""
-    tensors = {}
-    for shard in converted.glob("*.safetensors"):
-        tensors |= load_file(shard)
-    config = json.loads((converted / "config.json").read_text())
-    change(tensors, config)
-    directory.mkdir()
-    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    (directory / "config.json").write_text(json.dumps(config))
-    return directory
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -132,16 +89,12 @@ def damaged(converted, directory, change):
     ],
 )
 def test_a_tensor_that_is_missing_is_named(name, words, converted, tmp_path, device):
-    from transformers import AutoConfig
-
     directory = damaged(converted, tmp_path / "out", lambda tensors, _: tensors.pop(name))
     with pytest.raises(ValueError, match=f"{name} {words}"):
-        patch(build(AutoConfig.from_pretrained(converted)), directory, device=device)
+        patch(build(converted), directory, device=device)
 
 
 def test_a_shape_that_is_not_the_models_is_named(converted, tmp_path, device):
-    from transformers import AutoConfig
-
     name = "model.layers.1.mlp.experts.0.down_proj"
 
     def change(tensors, _):
@@ -149,17 +102,15 @@ def test_a_shape_that_is_not_the_models_is_named(converted, tmp_path, device):
 
     directory = damaged(converted, tmp_path / "out", change)
     with pytest.raises(ValueError, match=r"model.layers.1.mlp.experts.0: a weight \(256, 128\) in groups of 32"):
-        patch(build(AutoConfig.from_pretrained(converted)), directory, device=device)
+        patch(build(converted), directory, device=device)
 
 
 def test_what_is_not_converted_is_refused(converted, tmp_path, device):
-    from transformers import AutoConfig
-
     with pytest.raises(ValueError, match="this is no converted checkpoint"):
-        patch(build(AutoConfig.from_pretrained(converted)), tmp_path, device=device)
+        patch(build(converted), tmp_path, device=device)
     directory = damaged(converted, tmp_path / "out", lambda _, config: config.pop("quantization_config"))
     with pytest.raises(ValueError, match="names no single INT4 group size"):
-        patch(build(AutoConfig.from_pretrained(converted)), directory, device=device)
+        patch(build(converted), directory, device=device)
 
 
 @pytest.mark.parametrize(
@@ -186,20 +137,18 @@ def test_weights_that_mean_something_else_are_refused(change, words, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"quantization_config": section}))
     with pytest.raises(ValueError, match=f"config.json: group_0 has {words}"):
-        _group_size(path)
+        group_size_of(path)
     path.write_text(json.dumps({"quantization_config": section | {"config_groups": {"group_0": group, "b": {}}}}))
     with pytest.raises(ValueError, match="no single INT4 group size"):
-        _group_size(path)
+        group_size_of(path)
 
 
 @pytest.mark.parametrize("name", ["experts.0.up_proj.weight_zero_point", "experts.2.up_proj.weight_g_idx"])
 def test_a_tensor_that_nothing_takes_is_named(name, converted, tmp_path, device):
-    from transformers import AutoConfig
-
     name = f"model.layers.1.mlp.{name}"
     directory = damaged(converted, tmp_path / "out", lambda tensors, _: tensors.update({name: torch.zeros(1)}))
     with pytest.raises(ValueError, match=f"{name} is in the checkpoint, and nothing here takes it"):
-        patch(build(AutoConfig.from_pretrained(converted)), directory, device=device)
+        patch(build(converted), directory, device=device)
 
 
 def test_without_safetensors_the_package_is_imported():
@@ -209,15 +158,13 @@ def test_without_safetensors_the_package_is_imported():
 
 def test_linear_layers_in_int4_become_int4_linears(convert, tiny_checkpoint, tmp_path, device):
     """A dense projection that the recipe was told to quantize as well."""
-    from transformers import AutoConfig
-
     source = tiny_checkpoint(model_type="glm4_moe")
     convert(source.directory, tmp_path / "out", targets=("re:.*mlp.*_proj",))
-    model = patch(build(AutoConfig.from_pretrained(tmp_path / "out")), tmp_path / "out", device=device)
+    model = patch(build(tmp_path / "out"), tmp_path / "out", device=device)
     linears = [name for name, module in model.named_modules() if isinstance(module, Int4Linear)]
     assert "model.layers.0.mlp.gate_proj" in linears
     assert logits_of(model, torch.arange(1, 9).unsqueeze(0).to(device)).isfinite().all()
     name = "model.layers.0.mlp.gate_proj.weight"
     directory = damaged(tmp_path / "out", tmp_path / "twice", lambda tensors, _: tensors.update({name: torch.zeros(1)}))
     with pytest.raises(ValueError, match=f"{name} is in the checkpoint"):
-        patch(build(AutoConfig.from_pretrained(directory)), directory, device=device)
+        patch(build(directory), directory, device=device)

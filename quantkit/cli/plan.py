@@ -1,5 +1,6 @@
 """`quantkit plan`: every decision and every byte, from headers alone."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -78,7 +79,9 @@ def plan(
         num_jobs = choose_jobs(jobs, None)
         check_room(resolved, made, output, spool_bytes=opt.spool_bytes(spool_gib))
     workers = Workers(num_jobs=num_jobs)
-    if as_json:  # one document, that of the refusal
-        check_servable(made, loading, is_allowed=allow_unservable)
-    show_plan(made, tensor_parallel(resolved, made), loading, workers, as_json=as_json, summary=summary)
+    show = partial(show_plan, made, tensor_parallel(resolved, made), loading, workers, as_json=as_json, summary=summary)
+    if not as_json:  # of a refused plan JSON is one document, that of the refusal
+        show()
     check_servable(made, loading, is_allowed=allow_unservable)
+    if as_json:
+        show()

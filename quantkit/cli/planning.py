@@ -94,7 +94,8 @@ def check_room(resolved: ResolvedSource, plan: Plan, target: Path, *, spool_byte
 
 def engine_reports(plan: Plan) -> tuple[EngineReport, ...]:
     """What the engines make of the output: those of the recipe, else all."""
-    return check_plan(plan, launches_of(plan.recipe))
+    with uncollected():
+        return check_plan(plan, launches_of(plan.recipe))
 
 
 def check_servable(plan: Plan, reports: Sequence[EngineReport], *, is_allowed: bool) -> None:

@@ -22,11 +22,10 @@ _METHODS = ("", "compressed-tensors", "w4afp8")
 _CONFIG = "quantization_config"
 # of other tools' methods, for models with routed experts
 _REFUSED = {
-    (
-        "sglang",
-        "gptq",
-    ): "AssertionError: scales of GPTQ experts are FP16 and activations are not; those of down_proj are "
-    "sized for the whole width, too, so more than one rank would read the wrong ones",
+    ("sglang", "gptq"): (
+        "AssertionError: scales of GPTQ experts are FP16 and activations are not; those of down_proj are sized for the "
+        "whole width, too, so more than one rank would read the wrong ones"
+    )
 }
 
 

@@ -31,7 +31,6 @@ _OF_A_WEIGHT = ("weight", "input_scale", "qweight", "qzeros", "scales", "g_idx")
 _CHANGES_VALUES = frozenset({"weight_zero_point", "weight_g_idx"})
 _REMEDY = "convert again, or correct quantization_config"
 
-
 Stored = Mapping[str, TensorSpec]  # tensor name to spec
 Leaves = Mapping[str, Mapping[str, TensorSpec]]  # module to leaf to spec
 
@@ -98,9 +97,12 @@ class Contract:
             ModuleVerdict(module=module.name, outcome=Outcome.REFUSED, scheme=words, message=message, remedy=_REMEDY)
             for message in errors
         ]
+        expected: dict[tuple[int, int], Parts] = {}  # experts are alike
         for member in module.members:
             if member.module in self.leaves or not member.optional:
-                found += self._compare(module, member, _expected(module, member, scheme, section), words)
+                if member.shape not in expected:
+                    expected[member.shape] = _expected(module, member, scheme, section)
+                found += self._compare(module, member, expected[member.shape], words)
         good = ModuleVerdict(module=module.name, outcome=Outcome.LOADS, scheme=words)
         refused = (one for one in found if one.outcome is Outcome.REFUSED)
         return next(refused, found[0] if found else good)
@@ -136,10 +138,7 @@ class Contract:
         matching = self.rules.matching
         if matching.is_ignored(module.name, section.ignore, {}):
             return None
-        named = replace(matching, ignores_suffixes=True)
-        return next(
-            (one for target, one in section.targets.items() if named.is_ignored(module.name, [target], {})), None
-        )
+        return next((one for target, one in section.targets.items() if matching.is_hit(module.name, [target])), None)
 
     def _compare(self, module: RuntimeModule, member: Member, expected: Parts, words: str) -> Iterator[ModuleVerdict]:
         """What is stored of one module of the checkpoint against what its parameters want."""

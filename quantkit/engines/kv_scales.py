@@ -12,7 +12,7 @@ from quantkit.engines.parallel import EngineName
 from quantkit.engines.schemes import Section
 from quantkit.engines.verdicts import ModuleVerdict, Outcome
 
-_LEAVES = re.compile(r"\.(?:[kv]_proj\.|attn_mqa\.|mla_attn\.|attn\.)?[kv]_scale$")
+_LEAVES = (".k_scale", ".v_scale")
 _SGLANG_NAMES = re.compile(r"self_attn\.(?:k_proj\.k_scale|v_proj\.v_scale|attn_mqa\.[kv]_scale)$")
 _STATIC = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
 _SPARSE = frozenset({"glm_moe_dsa", "deepseek_v32"})
@@ -24,7 +24,7 @@ def kv_scale_verdicts(
     family: str, names: Iterable[str], section: Section, engine: EngineName
 ) -> Iterator[ModuleVerdict]:
     """What becomes of stored KV scales, and of a scheme for them that no scale answers."""
-    found = [name for name in names if _LEAVES.search(name)]
+    found = [name for name in names if name.endswith(_LEAVES)]
     if section.kv_cache and not found:
         yield _said(Outcome.LOADS, "kv_cache_scheme is declared and no scale is there: 1.0 is taken", None)
     if not found:

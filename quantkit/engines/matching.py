@@ -36,12 +36,12 @@ class Matching:
 
     def is_ignored(self, name: str, entries: Sequence[str], packed: Packed) -> bool:
         """Whether the list keeps a module unquantized. Raises MatchError where the parts of a fused one disagree."""
-        if not self.shards_alone and self._is_hit(name, entries):
+        if not self.shards_alone and self.is_hit(name, entries):
             return True
         shards = _shards(name, packed)
         if shards is None or name in entries:
-            return self._is_hit(name, entries)
-        hits = {self._is_hit(shard, entries) for shard in shards}
+            return self.is_hit(name, entries)
+        hits = {self.is_hit(shard, entries) for shard in shards}
         if len(hits) > 1:
             parts = ", ".join(name.rpartition(".")[2] for name in shards)
             raise MatchError(
@@ -66,7 +66,8 @@ class Matching:
             listed += self.expert_classes
         return listed
 
-    def _is_hit(self, name: str, entries: Iterable[str]) -> bool:
+    def is_hit(self, name: str, entries: Iterable[str]) -> bool:
+        """Whether any entry hits a name as it stands, as ignore lists and heads are matched."""
         return any(
             is_matched(entry, name) or (self.ignores_suffixes and not _is_pattern(entry) and name.endswith(f".{entry}"))
             for entry in entries

@@ -4,7 +4,7 @@ Only what can be quantized or what fuses: norms and biases are loaded as they ar
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class RuntimeModule:
     name: str
     class_name: str
     kind: Kind
-    members: tuple[Member, ...]
+    members: tuple[Member, ...] = ()
     is_draft: bool = False
 
 
@@ -50,6 +50,13 @@ class Build(NamedTuple):
 
 COLUMN, ROW = "ColumnParallelLinear", "RowParallelLinear"
 MERGED, QKV, REPLICATED = "MergedColumnParallelLinear", "QKVParallelLinear", "ReplicatedLinear"
+MLP = {
+    "gate_proj": Build("gate_up_proj", MERGED),
+    "up_proj": Build("gate_up_proj", MERGED),
+    "down_proj": Build("down_proj", ROW),
+}
+GQA = {leaf: Build("qkv_proj", QKV) for leaf in ("q_proj", "k_proj", "v_proj")} | {"o_proj": Build("o_proj", ROW)}
+MLA = {leaf: Build(leaf, COLUMN) for leaf in ("q_proj", "q_b_proj", "kv_b_proj")} | {"o_proj": Build("o_proj", ROW)}
 _BUILT_PLAIN = frozenset({Role.ROUTER, Role.MTP_PROJECTION, Role.VISION})
 _WITHOUT_MODULE = frozenset({Role.EMBEDDING, Role.NORM, Role.ROUTER_BIAS, Role.UNKNOWN})
 
@@ -93,41 +100,33 @@ def runtime_modules(family: Family, config: Config, rules: ModelRules, *, root: 
     text, num_layers = family.text_config(config), family.num_layers(config)
     found: dict[str, RuntimeModule] = {}
     members: dict[str, list[Member]] = {}
+    names: dict[str, str] = {}  # of what is one module at run time; the experts of a layer are, by the thousand
     for tensor in family.expected_tensors(config, root=root):
         if tensor.role in _WITHOUT_MODULE or len(tensor.shape) != 2 or not tensor.name.endswith(".weight"):
             continue
-        module = _runtime_module(tensor, rules, text, root, num_layers)
-        found.setdefault(module.name, module)
-        members.setdefault(module.name, []).extend(module.members)
-    for name, module in found.items():
-        yield RuntimeModule(
-            name=name,
-            class_name=module.class_name,
-            kind=module.kind,
-            members=tuple(members[name]),
-            is_draft=module.is_draft,
-        )
+        module = tensor.name.removesuffix(".weight")
+        key = module.rpartition(".experts.")[0] if tensor.role is Role.ROUTED_EXPERT else module
+        if key not in names:
+            built = _runtime_module(tensor, rules, text, root, num_layers)
+            names[key] = built.name
+            found.setdefault(built.name, built)
+        rows, cols = tensor.shape
+        members.setdefault(names[key], []).append(Member(module, (rows, cols), tensor.optional))
+    for name, built in found.items():
+        yield replace(built, members=tuple(members[name]))
 
 
 def _runtime_module(
     tensor: ExpectedTensor, rules: ModelRules, config: Config, root: str, num_layers: int
 ) -> RuntimeModule:
-    module = tensor.name.removesuffix(".weight")
-    rows, cols = tensor.shape
-    members = (Member(module, (rows, cols), tensor.optional),)
-    name, is_draft = _runtime_name(module, rules, root, num_layers)
+    """What a tensor becomes part of, without members."""
+    name, is_draft = _runtime_name(tensor.name.removesuffix(".weight"), rules, root, num_layers)
     if tensor.role is Role.ROUTED_EXPERT:
-        parent = name.rpartition(".experts.")[0]
-        return RuntimeModule(
-            name=f"{parent}.experts",
-            class_name=rules.expert_class,
-            kind=Kind.EXPERTS,
-            members=members,
-            is_draft=is_draft,
-        )
-    parent, _, leaf = name.rpartition(".")
+        name = f"{name.rpartition('.experts.')[0]}.experts"
+        return RuntimeModule(name=name, class_name=rules.expert_class, kind=Kind.EXPERTS, is_draft=is_draft)
     if tensor.role is Role.HEAD:
-        return RuntimeModule(name=name, class_name="ParallelLMHead", kind=Kind.HEAD, members=members, is_draft=is_draft)
+        return RuntimeModule(name=name, class_name="ParallelLMHead", kind=Kind.HEAD, is_draft=is_draft)
+    parent, _, leaf = name.rpartition(".")
     build = rules.builds.get(leaf, Build(leaf, REPLICATED))
     is_plain = tensor.role in _BUILT_PLAIN or rules.is_plain(leaf, config)
     # what is built plain keeps its own name: parts of one dtype are fused by the loader
@@ -135,7 +134,6 @@ def _runtime_module(
         name=name if is_plain else f"{parent}.{build.name}",
         class_name=build.class_name,
         kind=Kind.PLAIN if is_plain else Kind.LINEAR,
-        members=members,
         is_draft=is_draft,
     )
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 from quantkit.engines.matching import SGLANG_MATCHING
 from quantkit.engines.runtime import (
-    COLUMN,
+    GQA,
     MERGED,
+    MLA,
+    MLP,
     QKV,
     REPLICATED,
-    ROW,
     Build,
     EngineRules,
     ModelRules,
@@ -22,20 +23,7 @@ from quantkit.engines.schemes import PACK_QUANTIZED, Scheme, Section
 from quantkit.families.config_values import Config, flag
 
 _FUSED_QKV_A = "fused_qkv_a_proj_with_mqa"
-_MLP = {
-    "gate_proj": Build("gate_up_proj", MERGED),
-    "up_proj": Build("gate_up_proj", MERGED),
-    "down_proj": Build("down_proj", ROW),
-}
-_MLA = {
-    "q_a_proj": Build(_FUSED_QKV_A, REPLICATED),
-    "kv_a_proj_with_mqa": Build(_FUSED_QKV_A, REPLICATED),
-    "q_proj": Build("q_proj", COLUMN),
-    "q_b_proj": Build("q_b_proj", COLUMN),
-    "kv_b_proj": Build("kv_b_proj", COLUMN),
-    "o_proj": Build("o_proj", ROW),
-}
-_GQA = {leaf: Build("qkv_proj", QKV) for leaf in ("q_proj", "k_proj", "v_proj")} | {"o_proj": Build("o_proj", ROW)}
+_MLA = MLA | {leaf: Build(_FUSED_QKV_A, REPLICATED) for leaf in ("q_a_proj", "kv_a_proj_with_mqa")}
 _FORMATS = (PACK_QUANTIZED, "naive-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized")
 
 
@@ -51,7 +39,7 @@ def _deepseek_refuses(name: str) -> bool:
 
 def _deepseek(**changes: object) -> ModelRules:
     rules: dict[str, object] = {
-        "builds": _MLP | _MLA,
+        "builds": MLP | _MLA,
         "packed": {_FUSED_QKV_A: ("q_a_proj", "kv_a_proj_with_mqa")},
         "expert_class": "FusedMoE",
         "draft_root": "model.decoder",
@@ -73,7 +61,7 @@ SGLANG = EngineRules(
             layer_root="model.", renames=(("language_model.layers.", "language_model.model.layers."),)
         ),
         "glm4_moe": ModelRules(
-            builds=_MLP | _GQA,
+            builds=MLP | GQA,
             packed={},
             expert_class="FusedMoE",
             draft_root="model.decoder",

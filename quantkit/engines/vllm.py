@@ -7,29 +7,15 @@ was run on a processor. A draft is given the target's own configuration object, 
 from collections.abc import Iterator
 
 from quantkit.engines.matching import VLLM_MATCHING
-from quantkit.engines.runtime import COLUMN, MERGED, QKV, REPLICATED, ROW, Build, EngineRules, ModelRules, RuntimeModule
+from quantkit.engines.runtime import GQA, MLA, MLP, Build, EngineRules, ModelRules, RuntimeModule
 from quantkit.engines.schemes import PACK_QUANTIZED, Scheme, Section
 
 _FUSED_QKV_A = "fused_qkv_a_proj"
 _QKV_A_CLASS = "DeepSeekV2FusedQkvAProjLinear"
-_MLP = {
-    "gate_proj": Build("gate_up_proj", MERGED),
-    "up_proj": Build("gate_up_proj", MERGED),
-    "down_proj": Build("down_proj", ROW),
-}
-_MLA = {
-    "q_a_proj": Build(_FUSED_QKV_A, _QKV_A_CLASS),
-    "kv_a_proj_with_mqa": Build(_FUSED_QKV_A, _QKV_A_CLASS),
-    "q_proj": Build("q_proj", COLUMN),
-    "q_b_proj": Build("q_b_proj", COLUMN),
-    "kv_b_proj": Build("kv_b_proj", COLUMN),
-    "o_proj": Build("o_proj", ROW),
-    "wq_b": Build("wq_b", REPLICATED),
-}
-_GQA = {leaf: Build("qkv_proj", QKV) for leaf in ("q_proj", "k_proj", "v_proj")} | {"o_proj": Build("o_proj", ROW)}
+_MLA = MLA | {leaf: Build(_FUSED_QKV_A, _QKV_A_CLASS) for leaf in ("q_a_proj", "kv_a_proj_with_mqa")}
 _GATE_UP = {"gate_up_proj": ("gate_proj", "up_proj")}
 _DEEPSEEK = ModelRules(
-    builds=_MLP | _MLA,
+    builds=MLP | _MLA,
     packed=_GATE_UP | {_FUSED_QKV_A: ("q_a_proj", "kv_a_proj_with_mqa")},
     expert_class="RoutedExperts",
     is_plain=lambda leaf, _config: leaf in ("wk", "weights_proj"),
@@ -42,7 +28,7 @@ _KIMI_K25 = ModelRules(
     renames=(("language_model.layers.", "language_model.model.layers."),),
 )
 _GLM4 = ModelRules(
-    builds=_MLP | _GQA,
+    builds=MLP | GQA,
     packed=_GATE_UP | {"qkv_proj": ("q_proj", "k_proj", "v_proj")},
     expert_class="RoutedExperts",
 )

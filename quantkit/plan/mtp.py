@@ -10,7 +10,7 @@ from typing import Any
 
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.errors import RecipeError
-from quantkit.families.config_values import Config
+from quantkit.families.config_values import Config, number_in_name
 from quantkit.families.family import Family, Role
 from quantkit.recipe import Recipe
 from quantkit.weights.weight import Weight
@@ -29,7 +29,7 @@ def mtp_layers(family: Family, config: Config) -> range:
 def is_in(layers: range, module: str) -> bool:
     """Whether a module lies in one of these layers."""
     match = re.search(r"(?:^|\.)layers\.(\d+)\.", module)
-    return match is not None and len(match[1]) < 9 and int(match[1]) in layers
+    return match is not None and number_in_name(match[1]) in layers
 
 
 def without_mtp(weights: Mapping[str, Weight], layers: range) -> dict[str, Weight]:

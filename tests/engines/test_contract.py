@@ -4,9 +4,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from quantkit.engines.check import check_engine
+from quantkit.engines.check import RULES, check_engine
+from quantkit.engines.contract import Contract
 from quantkit.engines.launch import NO_FUSION, Launch
 from quantkit.engines.parallel import Parallel
+from quantkit.engines.runtime import Kind, RuntimeModule
 from quantkit.engines.schemes import native_fp8_parts, plain_parts, read_section, w4afp8_parts
 from quantkit.engines.sglang import fuses_shared_experts
 from quantkit.engines.verdicts import Outcome
@@ -414,3 +416,19 @@ def test_indexers_of_layers_that_reuse_a_choice_end_vllm():
     assert case.found("sglang") == {}
     case.stored = {name: spec for name, spec in case.stored.items() if "layers.1.self_attn.indexer" not in name}
     assert case.found("vllm") == {}
+
+
+@pytest.mark.parametrize(
+    ("target", "sglang", "vllm"),
+    [("lm_head", True, True), ("re:.*head$", True, True), ("head", False, False), ("inner_head", True, False)],
+)
+def test_a_head_is_quantized_where_a_target_names_it(target, sglang, vllm):
+    """SGLang also takes what stands behind a dot of its name."""
+    document = section([group(["Linear"], INT4), group([target], INT4 | {"group_size": 64})], REST[1:])
+    for engine, wanted in (("sglang", sglang), ("vllm", vllm)):
+        contract = Contract(
+            rules=RULES[engine], model=RULES[engine].models["glm4_moe"], section=read_section(document), leaves={}
+        )
+        name = "model.inner_head" if target == "inner_head" else "lm_head"
+        scheme = contract.scheme_of(RuntimeModule(name=name, class_name="ParallelLMHead", kind=Kind.HEAD))
+        assert (scheme is not None) == wanted

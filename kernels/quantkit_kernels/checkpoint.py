@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from quantkit_kernels.word_order import GROUP_SIZES
+
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _SCHEME = {
     "format": "pack-quantized",
@@ -110,7 +112,7 @@ def group_size_of(path: Path) -> int:
             if found[key] != wanted:
                 raise ValueError(f"{path}: {name} has {key} {found[key]!r}, and the kernels are for {wanted!r}")
     size = sizes.pop()
-    if size not in (32, 64, 128):
+    if size not in GROUP_SIZES:
         raise ValueError(f"{path} has group_size {size!r}, not one of 32, 64, 128")
     return int(size)
 

@@ -10,7 +10,7 @@ written and read, and the library's BF16 product does the rest, which is bound b
 import torch
 import triton
 
-from quantkit_kernels.checks import check_devices, check_inference
+from quantkit_kernels.checks import check_activations, check_devices, check_inference
 from quantkit_kernels.gemm_jit import dequantize_kernel, gemm_kernel, sum_splits_kernel
 from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.tiles import DenseShape, GemmTile, gemm_tile
@@ -36,8 +36,7 @@ def int4_gemm(
     ``int4_moe``.
     """
     check_inference(x)
-    if x.dtype not in (torch.bfloat16, torch.float16) or not x.ndim:
-        raise ValueError(f"activations are BF16 or FP16 [..., columns], not {x.dtype} {tuple(x.shape)}")
+    check_activations(x)
     num_cols = x.shape[-1]
     weight = Int4Weight(weight_packed, weight_scale)
     num_rows = check_weight(weight, num_cols=num_cols, group_size=group_size)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from quantkit_kernels.word_order import Int4Weight, check_weight, repack, unrepack
+from quantkit_kernels.word_order import Int4Weight, check_group_size, check_weight, repack, unrepack
 
 PARTS = ("weight_packed", "weight_scale", "weight_shape")
 Device = torch.device | str | int | None
@@ -13,8 +13,7 @@ Device = torch.device | str | int | None
 
 def check_sizes(group_size: int, *, columns: Mapping[str, int], others: Mapping[str, int]) -> None:
     """``columns`` are whole groups; no size is below one."""
-    if group_size not in (32, 64, 128):
-        raise ValueError(f"group_size is {group_size}, not one of 32, 64, 128")
+    check_group_size(group_size)
     for name, size in {**columns, **others}.items():
         if size < 1:
             raise ValueError(f"{name} is {size}, not at least 1")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from quantkit_kernels.checks import check_devices, check_inference
+from quantkit_kernels.checks import check_activations, check_devices, check_inference, check_router
 from quantkit_kernels.launch import IS_INTERPRETED, check_runs, launches
 from quantkit_kernels.moe_align import sort_by_expert
 from quantkit_kernels.moe_jit import down_kernel, gate_up_kernel, silu_kernel, sum_kernel
@@ -47,16 +47,8 @@ def int4_moe(
     gate_up, down = Int4Weight(gate_up_packed, gate_up_scale), Int4Weight(down_packed, down_scale)
     num_experts, width = _check(x, gate_up, down, group_size=group_size)
     num_tokens, num_cols = x.shape
-    if topk_ids.shape != topk_weights.shape or topk_ids.shape[:-1] != (num_tokens,):
-        raise ValueError(f"{num_tokens} tokens, weights {tuple(topk_weights.shape)}, ids {tuple(topk_ids.shape)}")
-    if not topk_weights.is_floating_point():
-        raise ValueError(f"topk_weights are floats, not {topk_weights.dtype}")
+    check_router(x, topk_weights, topk_ids, expert_map)
     own_map = None if expert_map is None else expert_map.contiguous()
-    for name, ids in (("topk_ids", topk_ids), ("expert_map", own_map)):
-        if ids is not None and ids.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"{name} is int32 or int64, not {ids.dtype}")
-    if own_map is not None and own_map.ndim != 1:
-        raise ValueError(f"expert_map is [global experts], not {tuple(own_map.shape)}")
     check_devices(
         x=x,
         gate_up_packed=gate_up_packed,
@@ -171,8 +163,7 @@ def run_moe(
 
 def _check(x: torch.Tensor, gate_up: Int4Weight, down: Int4Weight, *, group_size: int) -> tuple[int, int]:
     """Number of experts, and their width."""
-    if x.dtype not in (torch.bfloat16, torch.float16) or x.ndim != 2:
-        raise ValueError(f"activations are BF16 or FP16 [tokens, columns], not {x.dtype} {tuple(x.shape)}")
+    check_activations(x, num_dims=2)
     if gate_up.words.ndim != down.words.ndim or gate_up.words.ndim not in (3, 4):
         raise ValueError("gate and up, and down, are both as stored [E, R, C / 8] or both repacked [E, K, R, 16]")
     num_cols, experts = x.shape[1], (len(gate_up.words),)

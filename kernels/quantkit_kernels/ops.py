@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quantkit_kernels import reference
+from quantkit_kernels.checks import check_activations, check_router
 from quantkit_kernels.gemm import int4_gemm
 from quantkit_kernels.launch import IS_INTERPRETED
 from quantkit_kernels.moe import int4_moe
@@ -45,7 +46,8 @@ def int4_experts(
 ) -> Tensor:
     """``int4_moe`` of repacked weights."""
     gate_up, down = Int4Weight(gate_up_words, gate_up_scale), Int4Weight(down_words, down_scale)
-    check_tokens(x, *gate_up, *down, topk_weights, num_dims=2)
+    router = [one for one in (topk_weights, topk_ids, expert_map) if one is not None]
+    check_tokens(x, *gate_up, *down, *router, num_dims=2)
     check_router(x, topk_weights, topk_ids, expert_map)
     experts, width = (len(gate_up_words),), gate_up_words.shape[-2] // 2
     check_weight(gate_up, num_cols=x.shape[1], group_size=group_size, experts=experts, name="gate_up")
@@ -66,19 +68,8 @@ def _(x: Tensor, *others: Tensor | int | None) -> Tensor:
 
 
 def check_tokens(x: Tensor, *others: Tensor, num_dims: int | None = None) -> None:
-    """Raise ValueError for activations of another dtype or shape than the kernels', and for tensors elsewhere."""
-    if x.dtype not in (torch.bfloat16, torch.float16) or not x.ndim or num_dims not in (None, x.ndim):
-        wanted = "[..., columns]" if num_dims is None else "[tokens, columns]"
-        raise ValueError(f"activations are BF16 or FP16 {wanted}, not {x.dtype} {tuple(x.shape)}")
+    """Raise ValueError for activations that are not the kernels', and for tensors that are elsewhere."""
+    check_activations(x, num_dims=num_dims)
     for one in others:
         if one.device != x.device:
             raise ValueError(f"activations are on {x.device}, a weight or the router's choice on {one.device}")
-
-
-def check_router(x: Tensor, weights: Tensor, ids: Tensor, expert_map: Tensor | None) -> None:
-    """Raise ValueError for what does not choose experts for each token."""
-    if ids.shape != weights.shape or ids.ndim != 2 or len(ids) != len(x):
-        raise ValueError(f"{len(x)} tokens, weights {tuple(weights.shape)}, ids {tuple(ids.shape)}")
-    for name, one in (("topk_ids", ids), ("expert_map", expert_map)):
-        if one is not None and (one.dtype not in (torch.int32, torch.int64) or one.device != x.device):
-            raise ValueError(f"{name} is int32 or int64 on {x.device}, not {one.dtype} on {one.device}")

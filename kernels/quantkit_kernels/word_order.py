@@ -14,6 +14,7 @@ import torch
 
 from quantkit_kernels.checks import seen
 
+GROUP_SIZES = (32, 64, 128)
 TILE_COLS = 128
 TILE_WORDS = TILE_COLS // 8
 _ZERO_WORD = -0x77777778  # eight codes of zero, 0x88888888
@@ -121,9 +122,14 @@ def check_contiguous(weight: Int4Weight, *, name: str = "a weight") -> None:
             )
 
 
+def check_group_size(group_size: int) -> None:
+    """Raise ValueError for groups that no kernel has."""
+    if group_size not in GROUP_SIZES:
+        raise ValueError(f"group_size is {group_size}, not one of {', '.join(map(str, GROUP_SIZES))}")
+
+
 def check_dtypes(words: torch.Tensor, scale: torch.Tensor, *, group_size: int) -> None:
     """Raise ValueError for words or scales of another dtype, and for an unknown group size; in either order."""
-    if group_size not in (32, 64, 128):
-        raise ValueError(f"group_size is {group_size}, not one of 32, 64, 128")
+    check_group_size(group_size)
     if words.dtype != torch.int32 or scale.dtype != torch.bfloat16:
         raise ValueError(f"words are int32 and scales BF16, not {words.dtype} and {scale.dtype}")

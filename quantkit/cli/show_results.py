@@ -9,6 +9,7 @@ from quantkit.cli.summary_file import add_summary
 from quantkit.convert.convert import ConvertReport
 from quantkit.convert.publish import PublishReport
 from quantkit.convert.ranks import RankReport
+from quantkit.engines.verdicts import Outcome
 from quantkit.integrity.weight_errors import ClassError
 from quantkit.machine import bytes_text, speed_text
 from quantkit.verify.report import Finding, VerifyReport
@@ -98,7 +99,8 @@ def show_verification(report: VerifyReport, *, as_json: bool, summary: Path | No
     if report.engine is not None:
         show_loading(report.engine, all_rows=True)
     _show_findings(report.findings)
-    verdict = "good" if report.is_good else "BAD"
+    is_unknown = report.engine is not None and report.engine.worst is Outcome.UNKNOWN
+    verdict = "BAD" if not report.is_good else "nothing is known to be wrong" if is_unknown else "good"
     render.show_line(
         f"{report.output}: {verdict} ({render.count(report.num_tensors)} tensors; checked: {', '.join(report.checks)})"
     )

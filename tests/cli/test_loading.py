@@ -76,6 +76,14 @@ def test_a_directory_of_another_tool_is_looked_at_for_an_engine(tiny_checkpoint,
     assert (first["outcome"], first["tensor"]) == ("loads silently wrong", name)
 
 
+def test_what_is_not_known_is_never_called_good(tiny_checkpoint):
+    result = run("verify", tiny_checkpoint().directory, "--engine", "vllm")
+    assert result.returncode == 0
+    assert "how vllm reads 'fp8' checkpoints is not stated here" in result.stdout
+    assert "nothing is known to be wrong" in result.stdout
+    assert "good" not in result.stdout
+
+
 RECIPE = """version: 1
 name: odd
 description: keeps the down projection of every expert

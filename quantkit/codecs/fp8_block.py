@@ -17,6 +17,12 @@ from quantkit.tensors import BF16, F8_E8M0, F16, F32, U8, DType
 _LARGEST_SCALE = np.float32(2.0**127 / 448)  # above it a decoded weight may overflow BF16
 
 
+def is_no_scale(values: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Where a multiplier is negative, NaN, Inf or huge."""
+    wrong: NDArray[np.bool_] = ~((values >= 0) & (values <= _LARGEST_SCALE))
+    return wrong
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Block:
     """``row_offset``: row 0 of the weight is this row of the block grid (the second half of a fused tensor)."""
@@ -43,7 +49,7 @@ class Fp8Block:
         bad = fp8.first_nan(codes_RC)
         if bad is not None:
             return f"holds a NaN (code 0x{codes_RC[bad]:02X}) at row {first_row + bad[0]}, column {bad[1]}"
-        wrong_BB = ~((scale_BB >= 0) & (scale_BB <= _LARGEST_SCALE))
+        wrong_BB = is_no_scale(scale_BB)
         if wrong_BB.any():
             row, column = np.argwhere(wrong_BB)[0]
             value = scale_BB[row, column]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.reader import read_tensor
 from quantkit.codecs.codec import Array, Parts
-from quantkit.codecs.fp8_block import Fp8Block, scale_values
+from quantkit.codecs.fp8_block import Fp8Block, is_no_scale, scale_values
 from quantkit.numerics import bfloat16
 from quantkit.tensors import BF16, F16, F32, F64, TensorSpec
 from quantkit.weights.weight import Weight
@@ -66,14 +66,14 @@ def check_copied(weight: Weight, part: str, raw: NDArray[np.uint8], first_byte: 
 
 
 def _check_fp8(weight: Weight, part: str, raw: NDArray[np.uint8], first_byte: int) -> None:
-    """Codes and scales that stay as they are: no NaN, no scale that is negative or no number."""
+    """Codes and scales that stay as they are, one without the other: a scale of zero over codes is not seen."""
     stored = weight.parts[part]
     if part == "codes":
         wrong = (raw & 0x7F) == 0x7F
     else:
         bits = raw.view(stored.spec.dtype.numpy)
         values = bfloat16.to_float32(bits) if stored.spec.dtype == BF16 else bits
-        wrong = ~((values >= 0) & np.isfinite(values))
+        wrong = is_no_scale(values)
     if wrong.any():
         index = first_byte // stored.spec.dtype.num_bytes + int(np.argmax(wrong))
         where = ", ".join(map(str, np.unravel_index(index, stored.spec.shape)))

@@ -18,11 +18,14 @@ from quantkit.families import FAMILIES, NEVER_QUANTIZED, Role
 from quantkit.numerics.scale_choice import ScaleChoice
 from quantkit.patterns import is_matched
 from quantkit.recipe_files import read_recipe_document, recipe_paths, recipes_directory
+from quantkit.recipe_settings import check_together, implied
 
 Action = Literal["int4", "keep"]
 GroupSize = Literal[32, 64, 128]
 Engine = Literal["sglang", "vllm"]
-Rest = Literal["bf16", "fp8"]
+LayoutName = Literal["compressed-tensors", "w4afp8"]
+Rest = Literal["bf16", "fp8", "fp8-native"]
+Activations = Literal["none", "fp8-dynamic"]
 Mtp = Literal["int4", "bf16", "fp8", "drop"]
 
 
@@ -74,7 +77,8 @@ class Recipe(_Strict):
     """``rules``: the first that hits a module wins; a module that none hits is kept.
 
     ``source`` is None for a checkpoint named on the command line. ``rest``: what kept FP8 weights become; ``fp8``:
-    they stay where the ``engines`` load that. ``mtp``: what the draft's routed experts become.
+    they stay where the ``engines`` load that; ``fp8-native``: all of them, as SGLang alone loads it. ``mtp``: what the
+    draft's routed experts become. ``activations``: how engines are told to quantize the input of INT4 modules.
     """
 
     version: Literal[1]
@@ -83,10 +87,12 @@ class Recipe(_Strict):
     source: Source | None = None
     family: str
     target: Literal["int4"]
-    layout: Literal["compressed-tensors"]
+    layout: LayoutName
     group_size: GroupSize
     scales: ScaleChoice
     signed_scales: bool
+    zero_points: bool = False
+    activations: Activations = "none"
     rest: Rest
     mtp: Mtp = "int4"
     rules: tuple[Rule, ...]
@@ -167,7 +173,8 @@ def override(
     """
     changes = {key: value for key, value in settings.items() if value is not None}
     _check_options(changes, (*targets, *ignore))
-    document = recipe_document(recipe) | changes
+    document = recipe_document(recipe)
+    document |= implied(document, changes) | changes
     if engine is not None:
         document["engines"] = {engine: document["engines"].get(engine, [])}
     if targets:
@@ -177,6 +184,8 @@ def override(
 
 
 _CHOICES: Mapping[str, tuple[object, ...]] = {
+    "layout": get_args(LayoutName),
+    "activations": get_args(Activations),
     "group_size": get_args(GroupSize),
     "scales": get_args(ScaleChoice),
     "rest": get_args(Rest),
@@ -188,7 +197,8 @@ def _check_options(changes: Mapping[str, object], patterns: Iterable[str]) -> No
     """The options by their own names: nobody has written the recipe that they change."""
     for key, value in changes.items():
         if key in _CHOICES and value not in _CHOICES[key]:
-            option, words = f"--{key.replace('_', '-')}", [str(one) for one in _CHOICES[key]]
+            option = "--format" if key == "layout" else f"--{key.replace('_', '-')}"
+            words = [str(one) for one in _CHOICES[key]]
             near = _near(value, words) if isinstance(value, str) else ""
             remedy = f"choose {', '.join(words[:-1])} or {words[-1]}"
             raise RecipeError(f"{option} {value} is not there{near}", remedy=remedy)
@@ -237,9 +247,11 @@ def parse_recipe(document: dict[str, Any], *, where: str) -> Recipe:
     except (TypeError, ValueError, RecursionError) as error:
         raise RecipeError(f"holds what JSON cannot ({error})", file=where, remedy="see any shipped recipe") from error
     try:
-        return Recipe.model_validate_json(text)
+        recipe = Recipe.model_validate_json(text)
     except ValidationError as error:
         raise RecipeError(_explain(error), file=where, remedy="correct this key") from error
+    check_together(recipe.model_dump())
+    return recipe
 
 
 def _explain(error: ValidationError) -> str:

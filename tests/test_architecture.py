@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 # lowest first; units of one level do not know each other
 LAYERS = [
     {"errors", "__init__"},
-    {"registry", "tensors", "threads", "machine", "patterns", "recipe_files"},
+    {"registry", "tensors", "threads", "machine", "patterns", "recipe_files", "recipe_settings"},
     {"checkpoint", "numerics"},
     {"codecs", "families", "integrity"},
     {"layouts", "engines"},

@@ -85,10 +85,12 @@ def rank_document(report: RankReport) -> dict[str, Any]:
     }
 
 
-def convert_document(report: ConvertReport, published: PublishReport | None) -> dict[str, Any]:
+def convert_document(
+    report: ConvertReport, published: PublishReport | None, command: str = "convert"
+) -> dict[str, Any]:
     """What was written, its errors, how fast, and where it was published."""
     return {
-        **head("convert"),
+        **head(command),
         "output": str(report.output),
         "num_tensors": report.plan.num_tensors,
         "tensor_bytes": report.plan.tensor_bytes,

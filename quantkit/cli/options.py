@@ -37,7 +37,25 @@ SignedOption = Annotated[
 ]
 RestOption = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--rest", metavar="bf16|fp8", help="What kept FP8 weights become: fp8 where the engines load that."),
+    typer.Option(
+        "--rest",
+        metavar="bf16|fp8|fp8-native",
+        help="What kept FP8 weights become: fp8 where the engines load that, fp8-native as SGLang alone does.",
+    ),
+]
+FormatOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--format", metavar="compressed-tensors|w4afp8", help="How INT4 is laid out [recipe]."),
+]
+ActivationsOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--activations", metavar="none|fp8-dynamic", help="How engines quantize the input of INT4 [recipe: none]."
+    ),
+]
+ZeroPointsOption = Annotated[
+    Optional[bool],  # noqa: UP045
+    typer.Option("--zero-points/--symmetric", help="Asymmetric INT4, which vLLM alone loads [recipe: symmetric]."),
 ]
 MtpOption = Annotated[
     Optional[str],  # noqa: UP045

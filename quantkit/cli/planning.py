@@ -1,35 +1,32 @@
 """From options to a Plan: shared by `plan` and `convert`."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from quantkit.engines.mixed import BLOCK
 from quantkit.engines.parallel import EngineName
-from quantkit.engines.tensor_parallel import TpVerdict, legal_tp
+from quantkit.engines.tensor_parallel import TpVerdict, expert_kind, legal_tp
 from quantkit.engines.verdicts import EngineReport
 from quantkit.machine import uncollected
 from quantkit.plan.limits import Limits
 from quantkit.plan.make import make_plan
 from quantkit.plan.part import limited
 from quantkit.plan.plan import Plan
-from quantkit.recipe import override
+from quantkit.plan.relayout import native_settings
+from quantkit.recipe import override, recipe_document
 from quantkit.sources import ResolvedSource, resolve_source
 from quantkit.verify.loading import check_plan, launches_of, refuse_unservable
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What the command line asked for; None means what the recipe says."""
+    """What the command line asked for. ``settings``: fields of the recipe; None means what that says."""
 
     source: str | None
     recipe: str | None = None
     config: Path | None = None
-    group_size: int | None = None
-    scales: str | None = None
-    signed_scales: bool | None = None
-    rest: str | None = None
-    mtp: str | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
     engine: EngineName | None = None
     targets: Sequence[str] = ()
     ignore: Sequence[str] = ()
@@ -51,14 +48,10 @@ def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
     )
     recipe = override(
         resolved.recipe,
-        group_size=request.group_size,
-        scales=request.scales,
-        signed_scales=request.signed_scales,
-        rest=request.rest,
-        mtp=request.mtp,
         engine=request.engine,
         targets=tuple(request.targets),
         ignore=tuple(request.ignore),
+        **native_settings(resolved.checkpoint, request.settings),
     )
     plan = make_plan(
         recipe,
@@ -111,4 +104,5 @@ def tensor_parallel(resolved: ResolvedSource, plan: Plan) -> tuple[TpVerdict, ..
         config=resolved.checkpoint.config,
         group_size=plan.recipe.group_size,
         rest_block=BLOCK[0] if any(job.is_fp8 for job in plan.jobs) else None,
+        kind=expert_kind(recipe_document(plan.recipe)),
     )

@@ -22,9 +22,10 @@ def show_conversion(
     is_new: bool,
     as_json: bool,
     summary: Path | None = None,
+    command: str = "convert",
 ) -> None:
     """Sizes, errors by class, time, and where it was published; of an output that was there already only the last."""
-    document = documents.convert_document(report, published)
+    document = documents.convert_document(report, published, command)
     add_summary(summary, document)
     if as_json:
         render.show_json(document)

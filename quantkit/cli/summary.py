@@ -94,6 +94,7 @@ def verify_summary(document: Document) -> list[str]:
 _SUMMARIES: dict[str, Callable[[Document], list[str]]] = {
     "plan": plan_summary,
     "convert": convert_summary,
+    "relayout": convert_summary,
     "verify": verify_summary,
     "memory-plan": memory_summary,
 }

@@ -21,6 +21,7 @@ class Int4Group:
     group_size: int
     scales: ScaleChoice = "search"
     signed: bool = True
+    zero_points: bool = False
 
     @property
     def name(self) -> str:

@@ -14,7 +14,7 @@ from quantkit.checkpoint.file_names import CONFIG_NAME, MANIFEST_NAME
 from quantkit.checkpoint.json_files import read_json
 from quantkit.engines.mixed import BLOCK
 from quantkit.engines.parallel import ENGINES, EngineName
-from quantkit.engines.tensor_parallel import legal_tp
+from quantkit.engines.tensor_parallel import expert_kind, legal_tp
 from quantkit.errors import QuantkitError, VerificationError
 from quantkit.families import FAMILIES
 from quantkit.integrity.manifest import read_manifest
@@ -37,6 +37,7 @@ _KEPT = {  # action and source codec, in words
     ("copy", "fp8_block"): "FP8 in the source, codes and scales copied bit for bit",
     ("copy", "float_values"): "copied bit for bit, in the source's own BF16, FP16 or FP32",
     ("copy", "native_int4"): "INT4 in the source, copied bit for bit",
+    ("relayout", "native_int4"): "INT4 in the source, laid out anew with the same codes and scales",
     ("copy", "opaque"): "copied bit for bit",
 }
 
@@ -94,7 +95,7 @@ def front_matter(manifest: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"- {_scalar(one)}" for one in value)
     yield "tags:"
     if has_int4(manifest):
-        yield from ("- compressed-tensors", "- int4")
+        yield from (f"- {manifest['recipe']['layout']}", "- int4")
     yield "- quantkit"
     yield "---"
 
@@ -138,25 +139,38 @@ def _scheme(manifest: Mapping[str, Any]) -> Iterator[str]:
     actions = {part["action"] for part in manifest["parts"]}
     yield "## Scheme"
     yield ""
+    stored = "w4afp8" if recipe["layout"] == "w4afp8" else "compressed-tensors `pack-quantized`"
     if Action.INT4 in actions:
         signs = "of either sign" if recipe["signed_scales"] and recipe["scales"] == "search" else "positive"
+        kind = "INT4 with zero points" if recipe["zero_points"] else "Symmetric INT4"
         yield (
-            f"Symmetric INT4 (compressed-tensors `pack-quantized`) in groups of {recipe['group_size']} columns, scales "
-            f"by {recipe['scales']}, {signs}, stored as BF16. Activations are not quantized."
+            f"{kind} ({stored}) in groups of {recipe['group_size']} columns, scales by {recipe['scales']}, {signs}, "
+            f"stored as BF16. {_activations(recipe)}"
         )
-        if _has_fp8(manifest):
-            yield ""
-            yield (
-                "Beside them lie the source's own FP8 blocks of 128 x 128 (`float-quantized`), byte for byte: engines "
-                "quantize the activations of these layers alone, as they come."
-            )
     elif has_int4(manifest):
+        done = "moved from another layout" if Action.RELAYOUT in actions else "copied"
         yield (
-            f"INT4 as the source has it (compressed-tensors `pack-quantized`, groups of {recipe['group_size']}): codes "
-            "and scales are copied bit for bit."
+            f"INT4 as the source has it ({stored}, groups of {recipe['group_size']}): codes and scales are {done} bit "
+            f"for bit. {_activations(recipe)}"
         )
     else:
         yield "Nothing is quantized."
+        return
+    if _has_fp8(manifest):
+        names = "`float-quantized`" if recipe["layout"] != "w4afp8" and recipe["rest"] == "fp8" else "native FP8"
+        yield ""
+        yield (
+            f"Beside them lie the source's own FP8 blocks of 128 x 128 ({names}), byte for byte: engines quantize the "
+            "activations of these layers as they come."
+        )
+
+
+def _activations(recipe: Mapping[str, Any]) -> str:
+    if recipe["layout"] == "w4afp8":
+        return "Activations of the experts are FP8, with a static scale: 1 where none is stored."
+    if recipe["activations"] == "fp8-dynamic":
+        return "Engines quantize the activations of INT4 modules to FP8 as they come."
+    return "Activations are not quantized."
 
 
 def _has_fp8(manifest: Mapping[str, Any]) -> bool:
@@ -254,7 +268,13 @@ def _tp_size(manifest: Mapping[str, Any], config: Mapping[str, Any], engine: Eng
     """The largest up to 8 that the engine takes, 8 where that is not known, 0 where there is none."""
     family, group_size = FAMILIES[manifest["family"]], manifest["recipe"]["group_size"]
     rest_block = BLOCK[0] if _has_fp8(manifest) else None
-    verdicts = legal_tp(family=family, config=config, group_size=group_size, rest_block=rest_block)
+    verdicts = legal_tp(
+        family=family,
+        config=config,
+        group_size=group_size,
+        rest_block=rest_block,
+        kind=expert_kind(manifest["recipe"]),
+    )
     sizes = [one.tp for one in verdicts if one.engine == engine and one.status != "refused" and one.tp <= _MOST_TP]
     return max(sizes, default=0)
 

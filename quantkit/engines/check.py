@@ -20,6 +20,8 @@ from quantkit.tensors import TensorSpec
 RULES: Mapping[str, EngineRules] = {rules.name: rules for rules in (SGLANG, VLLM)}
 _METHODS = ("", "compressed-tensors", "w4afp8")
 _CONFIG = "quantization_config"
+_RELAID_OUT = ("gptq", "awq", "auto-round")
+_RELAYOUT = "quantkit relayout IN OUT --format compressed-tensors makes of it what is known to load"
 # of other tools' methods, for models with routed experts
 _REFUSED = {
     ("sglang", "gptq"): (
@@ -91,18 +93,19 @@ def _document_verdicts(document: Mapping[str, Any], rules: EngineRules) -> Itera
     """What ends the look at a config before any module."""
     method = str(document.get("quant_method", ""))
     if (rules.name, method) in _REFUSED:
-        message, remedy = _REFUSED[rules.name, method], "convert the FP8 or BF16 source instead"
+        message, remedy = _REFUSED[rules.name, method], _RELAYOUT
         yield ModuleVerdict(module=_CONFIG, outcome=Outcome.REFUSED, message=message, remedy=remedy)
         return
     if method not in _METHODS:
         message = f"how {rules.name} reads {method!r} checkpoints is not stated here"
-        yield ModuleVerdict(module=_CONFIG, outcome=Outcome.UNKNOWN, message=message)
+        remedy = _RELAYOUT if method in _RELAID_OUT else ""
+        yield ModuleVerdict(module=_CONFIG, outcome=Outcome.UNKNOWN, message=message, remedy=remedy)
         return
     for problem in section_errors(document):
         remedy = "correct quantization_config"
         yield ModuleVerdict(module=_CONFIG, outcome=Outcome.REFUSED, message=problem, remedy=remedy)
     if method == "w4afp8" and rules is not SGLANG:
-        message, remedy = "w4afp8 is a format of SGLang alone", "serve it with SGLang, or relayout it"
+        message, remedy = "w4afp8 is a format of SGLang alone", _RELAYOUT
         yield ModuleVerdict(module=_CONFIG, outcome=Outcome.REFUSED, message=message, remedy=remedy)
 
 

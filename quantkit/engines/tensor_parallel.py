@@ -4,15 +4,16 @@ Tensor parallelism cuts the columns of ``down_proj``: a rank needs whole scale g
 Facts: SGLang 0.5.23 and vLLM 0.33, read in source.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from quantkit.engines.parallel import ENGINES, EngineName, Parallel, Shares, shares_of
 from quantkit.families.config_values import Config, integer
 from quantkit.families.family import Family
 
 TpStatus = Literal["ok", "refused", "unknown"]
+ExpertKind = Literal["w4a16", "zero points", "w4a8", "w4afp8"]
 
 TP_SIZES: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
 
@@ -22,21 +23,47 @@ _ENGINE_RULES_KNOWN = frozenset({"glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "de
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertKernel:
-    """A W4A16 expert kernel: the groups it takes, and what widths per rank must be multiples of."""
+    """An INT4 expert kernel: the kinds and groups it takes, and what widths per rank must be multiples of."""
 
     engine: EngineName
     name: str
     group_sizes: tuple[int, ...]
     width_multiple: int
     hidden_multiple: int
+    kinds: tuple[ExpertKind, ...] = ("w4a16",)
 
 
+_MARLIN = (32, 64, 128)
 EXPERT_KERNELS: tuple[ExpertKernel, ...] = (
     # gate and up are [2 * width, hidden], down is [hidden, width]; Marlin tiles are 128 rows by 64 columns
-    ExpertKernel(engine="sglang", name="marlin", group_sizes=(32, 64, 128), width_multiple=64, hidden_multiple=128),
+    ExpertKernel(engine="sglang", name="marlin", group_sizes=_MARLIN, width_multiple=64, hidden_multiple=128),
     ExpertKernel(engine="sglang", name="triton", group_sizes=(32, 128), width_multiple=1, hidden_multiple=1),
     # pads the expert width with zeros up to a tile
-    ExpertKernel(engine="vllm", name="marlin", group_sizes=(32, 64, 128), width_multiple=1, hidden_multiple=128),
+    ExpertKernel(
+        engine="vllm",
+        name="marlin",
+        group_sizes=_MARLIN,
+        width_multiple=1,
+        hidden_multiple=128,
+        kinds=("w4a16", "zero points"),
+    ),
+    # FP8 activations: CUTLASS, whose groups are fixed
+    ExpertKernel(
+        engine="sglang",
+        name="cutlass",
+        group_sizes=(128,),
+        width_multiple=128,
+        hidden_multiple=128,
+        kinds=("w4a8", "w4afp8"),
+    ),
+    ExpertKernel(
+        engine="vllm",
+        name="cutlass",
+        group_sizes=(128,),
+        width_multiple=256,
+        hidden_multiple=256,
+        kinds=("w4a8",),
+    ),
 )
 
 
@@ -44,10 +71,11 @@ EXPERT_KERNELS: tuple[ExpertKernel, ...] = (
 class Storage:
     """What a rank needs whole numbers of: groups of INT4 experts, blocks of FP8 experts, blocks of other FP8 weights.
 
-    None where weights are not stored so.
+    None where weights are not stored so. ``kind``: of INT4 experts.
     """
 
     group_size: int | None = None
+    kind: ExpertKind = "w4a16"
     expert_block: int | None = None
     rest_block: int | None = None
 
@@ -83,13 +111,14 @@ def legal_tp(
     config: Config,
     group_size: int,
     rest_block: int | None = None,
+    kind: ExpertKind = "w4a16",
     expert_parallel: bool = False,
 ) -> tuple[TpVerdict, ...]:
     """Of an INT4 checkpoint (experts INT4, the rest BF16 or in FP8 blocks): a verdict for each size and engine.
 
     With expert parallelism whole experts are dealt out and not cut.
     """
-    storage = Storage(group_size=group_size, rest_block=rest_block)
+    storage = Storage(group_size=group_size, kind=kind, rest_block=rest_block)
     return tuple(
         split_verdict(
             family=family,
@@ -101,6 +130,15 @@ def legal_tp(
         for tp in TP_SIZES
         for engine in ENGINES
     )
+
+
+def expert_kind(recipe: Mapping[str, Any]) -> ExpertKind:
+    """Of the experts that a recipe's document makes."""
+    if recipe["layout"] == "w4afp8":
+        return "w4afp8"
+    if recipe["activations"] == "fp8-dynamic":
+        return "w4a8"
+    return "zero points" if recipe["zero_points"] else "w4a16"
 
 
 def legal_sizes(verdicts: Iterable[TpVerdict], engine: EngineName) -> tuple[int, ...]:
@@ -131,11 +169,19 @@ def split_verdict(
         return TpVerdict(tp=tp, engine=engine, status="refused", reason=problem)
     if not shape.width or storage.group_size is None:
         return TpVerdict(tp=tp, engine=engine, status="ok")
-    kernels = [kernel for kernel in EXPERT_KERNELS if kernel.engine == engine]
-    problems = {kernel.name: _kernel_problem(shape, shares, storage.group_size, kernel) for kernel in kernels}
-    able = tuple(name for name, text in problems.items() if not text)
-    reason = "; ".join(f"{name} {text}" for name, text in problems.items() if text)
+    able, reason = _able_kernels(shape, shares, storage, engine)
     return TpVerdict(tp=tp, engine=engine, status="ok" if able else "refused", kernels=able, reason=reason)
+
+
+def _able_kernels(shape: _Shape, shares: Shares, storage: Storage, engine: EngineName) -> tuple[tuple[str, ...], str]:
+    """Kernels that can run the experts, and why others cannot."""
+    assert storage.group_size is not None
+    kernels = [kernel for kernel in EXPERT_KERNELS if kernel.engine == engine and storage.kind in kernel.kinds]
+    if not kernels:
+        return (), f"no kernel for experts of the kind {storage.kind}"
+    problems = {kernel.name: _kernel_problem(shape, shares, storage.group_size, kernel) for kernel in kernels}
+    reason = "; ".join(f"{name} {text}" for name, text in problems.items() if text)
+    return tuple(name for name, text in problems.items() if not text), reason
 
 
 def _shape(family: Family, config: Config) -> _Shape:

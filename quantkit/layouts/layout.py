@@ -1,18 +1,18 @@
-"""What a consumer wants stored for an INT4 weight: leaf names, specs, packing, and the config section.
+"""What a consumer wants stored for an INT4 weight: leaf names, specs, the arrangement of codes, and the config section.
 
 Legend: R rows, C columns, G groups along C.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from quantkit.codecs.int4_group import Int4Group
+from quantkit.numerics.packing import Int4Words
 from quantkit.registry import Registry
-from quantkit.tensors import TensorSpec
+from quantkit.tensors import BF16, DType, TensorSpec
 
 Stored = Mapping[str, NDArray[Any]]  # stored part to array
 
@@ -26,49 +26,48 @@ class StoredPart:
     has_rows: bool = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What was done with the modules whose weight is a matrix, for the config to say.
+
+    ``plain``: Linears that are neither INT4 nor FP8; ``unasked``: those for which no engine asks the config, as
+    embeddings. The patterns are tried before names; ``fused`` maps a leaf to the engines' fused leaves that contain it.
+    """
+
+    scheme: Int4Group
+    int4: Sequence[str]
+    fp8: Sequence[str] = ()
+    plain: Sequence[str] = ()
+    unasked: Sequence[str] = ()
+    ignore_patterns: Sequence[str] = ()
+    fp8_patterns: Sequence[str] = ()
+    fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    has_native_linears: bool = False
+    has_fp8_activations: bool = False
+
+
 class Layout(Protocol):
-    """A value in ``LAYOUTS``. Codes are int8 [R, C], scales BF16 bits [R, G]."""
+    """A value in ``LAYOUTS``."""
 
     @property
     def name(self) -> str: ...
 
-    def stored(self, scheme: Int4Group, num_rows: int, num_cols: int) -> Mapping[str, StoredPart]:
+    def stored(
+        self, scheme: Int4Group, num_rows: int, num_cols: int, scale_dtype: DType = BF16
+    ) -> Mapping[str, StoredPart]:
         """Every stored part of one weight, before any data is read."""
 
-    def pack(self, codes_RC: NDArray[np.int8], scale_RG: NDArray[np.uint16]) -> Stored:
+    def from_words(self, words: Int4Words) -> Stored:
         """The parts that have rows, of a block of rows."""
 
-    def unpack(self, stored: Stored, num_cols: int) -> tuple[NDArray[np.int8], NDArray[np.uint16]]:
-        """Codes and scales of what ``pack`` made."""
+    def to_words(self, stored: Stored) -> Int4Words:
+        """What ``from_words`` was given."""
 
     def constants(self, num_rows: int, num_cols: int) -> Stored:
         """The parts that do not depend on the data."""
 
-    def config_section(
-        self, scheme: Int4Group, ignore: Sequence[str], fp8_targets: Sequence[str] = ()
-    ) -> dict[str, Any]:
-        """``quantization_config`` of a checkpoint whose INT4 Linears all share one scheme; ``fp8_targets``: entries
-        that hit those in FP8 blocks."""
-
-    def targets(
-        self,
-        modules: Iterable[str],
-        *,
-        others: Iterable[str],
-        patterns: Sequence[str],
-        fused: Mapping[str, Sequence[str]],
-    ) -> list[str]:
-        """Config entries that hit the modules and none of ``others``, of ``patterns`` where they do."""
-
-    def ignore_list(
-        self,
-        *,
-        unquantized: Sequence[str],
-        quantized: Iterable[str],
-        patterns: Sequence[str],
-        fused: Mapping[str, Sequence[str]],
-    ) -> list[str]:
-        """Config entries that hit every unquantized Linear and no quantized one."""
+    def config_section(self, declared: Declared) -> dict[str, Any]:
+        """``quantization_config`` of a checkpoint whose INT4 Linears all share one scheme."""
 
 
 LAYOUTS: Registry[Layout] = Registry("layout")

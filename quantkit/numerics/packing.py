@@ -1,10 +1,26 @@
 """Eight INT4 codes in an int32 word, the lowest nibble first, each stored as code + 8.
 
-Suffixes: ``R`` rows, ``C`` columns, ``W`` words.
+Suffixes: ``R`` rows, ``C`` columns, ``W`` words, ``G`` groups along C.
 """
+
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+CODES_PER_WORD = 8
+
+
+class Int4Words(NamedTuple):
+    """Rows of an INT4 weight before any consumer's layout: ``packed`` int32 [R, W], ``scale`` [R, G] as it is stored.
+
+    ``zero``: int8 [R, G], the code that stands for zero in each group; None where that is 0.
+    """
+
+    packed: NDArray[np.int32]
+    scale: NDArray[Any]
+    zero: NDArray[np.int8] | None = None
+
 
 _SHIFT_8 = np.arange(0, 32, 4, dtype=np.uint32)
 
@@ -26,3 +42,13 @@ def unpack_int4(packed_RW: NDArray[np.int32], num_cols: int) -> NDArray[np.int8]
     assert num_words == -(-num_cols // 8), (num_words, num_cols)
     nibbles = (np.ascontiguousarray(packed_RW).view(np.uint32)[..., None] >> _SHIFT_8) & np.uint32(15)
     return (nibbles.astype(np.int8) - np.int8(8)).reshape(num_rows, num_words * 8)[:, :num_cols]
+
+
+def pack_rows_int4(zero_RG: NDArray[np.int8]) -> NDArray[np.int32]:
+    """Int32 [R/8, G]: nibble i of a word is row 8w + i, as code + 8; missing rows of the last word are nibbles of 0."""
+    return np.ascontiguousarray(pack_int4(zero_RG.T).T)
+
+
+def unpack_rows_int4(packed: NDArray[np.int32], num_rows: int) -> NDArray[np.int8]:
+    """The first ``num_rows`` rows of what ``pack_rows_int4`` made."""
+    return np.ascontiguousarray(unpack_int4(np.ascontiguousarray(packed.T), num_rows).T)

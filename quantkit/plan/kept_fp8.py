@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.engines.fusion import fused_group
-from quantkit.engines.mixed import BLOCK, keeps_fp8
+from quantkit.engines.mixed import BLOCK, NATIVE_ROLES, keeps_fp8
 from quantkit.engines.parallel import ENGINES
 from quantkit.errors import RecipeError
 from quantkit.families.family import Role
@@ -19,16 +19,16 @@ def kept_fp8_weights(
     recipe: Recipe, weights: Mapping[str, Weight], roles: Mapping[str, Role], actions: Mapping[str, Action]
 ) -> frozenset[str]:
     """Weights that stay in the source's FP8 blocks, byte for byte; of modules that engines fuse all or none."""
-    if recipe.rest != "fp8":
+    if recipe.rest == "bf16":
         return frozenset()
-    engines = tuple(recipe.engines) or ENGINES
     kept = {
         name
         for name, weight in weights.items()
-        if actions[name] == Action.TO_BF16
-        and _is_loadable_fp8(weight)
-        and keeps_fp8(weight.module, roles[name], engines)
+        if actions[name] == Action.TO_BF16 and _is_loadable_fp8(weight) and _is_kept(recipe, weight, roles[name])
     }
+    if is_native(recipe):
+        _check_all_native(recipe, weights, roles, actions, kept)
+        return frozenset(kept)
     members: dict[object, set[str]] = {}
     for name, weight in weights.items():
         key = fused_group(weight.module)
@@ -36,6 +36,39 @@ def kept_fp8_weights(
             members.setdefault(key, set()).add(name)
     halves = set[str]().union(*(names for names in members.values() if not names <= kept))
     return frozenset(kept - halves)
+
+
+def _check_all_native(
+    recipe: Recipe,
+    weights: Mapping[str, Weight],
+    roles: Mapping[str, Role],
+    actions: Mapping[str, Action],
+    kept: Collection[str],
+) -> None:
+    """Raise RecipeError for a Linear that is not FP8, where the engine makes every one of them FP8."""
+    for name, weight in weights.items():
+        is_linear = weight.is_matrix and roles[name] in (*NATIVE_ROLES, Role.LINEAR)
+        if is_linear and name not in kept and actions[name] != Action.INT4 and not weight.is_native_int4:
+            option = "--format w4afp8" if recipe.layout == "w4afp8" else f"--rest {recipe.rest}"
+            raise RecipeError(
+                f"is not FP8 in blocks of 128 x 128, and with {option} SGLang makes every Linear that",
+                tensor=name,
+                file=weight.stored.path.name,
+                remedy=f"convert the FP8 source with {option}, or leave that out",
+            )
+
+
+def is_native(recipe: Recipe) -> bool:
+    """Whether what stays FP8 keeps its own names, and every Linear is of that kind."""
+    return recipe.layout == "w4afp8" or recipe.rest == "fp8-native"
+
+
+def _is_kept(recipe: Recipe, weight: Weight, role: Role) -> bool:
+    if recipe.layout == "w4afp8":
+        return role is not Role.ROUTED_EXPERT
+    if recipe.rest == "fp8-native":
+        return role in NATIVE_ROLES
+    return keeps_fp8(weight.module, role, tuple(recipe.engines) or ENGINES)
 
 
 def loadable(names: Collection[str], weights: Mapping[str, Weight]) -> frozenset[str]:
@@ -59,15 +92,15 @@ def _is_loadable_fp8(weight: Weight) -> bool:
 
 
 def fp8_warnings(recipe: Recipe, form: SourceForm, kept_fp8: Collection[str]) -> list[str]:
-    if recipe.rest != "fp8" or kept_fp8:
+    if recipe.rest == "bf16" or kept_fp8:
         return []
     why = "the source has no FP8 weights" if not form.fp8_blocks else "none lies in blocks of 128 x 128 that they load"
-    return [f"--rest fp8 keeps nothing: {why}"]
+    return [f"--rest {recipe.rest} keeps nothing: {why}"]
 
 
-def fp8_job(weight: Weight, role: Role) -> Job:
-    """Codes and scales as they are, under the names of compressed-tensors."""
-    leaves = {"codes": "weight", "scale": "weight_scale"}
+def fp8_job(weight: Weight, role: Role, recipe: Recipe) -> Job:
+    """Codes and scales as they are, under the names of compressed-tensors or DeepSeek's."""
+    leaves = {"codes": "weight", "scale": "weight_scale_inv" if is_native(recipe) else "weight_scale"}
     outputs = {
         part: Output(name=f"{weight.module}.{leaf}", spec=weight.parts[part].spec) for part, leaf in leaves.items()
     }

@@ -18,11 +18,12 @@ from quantkit.plan.kept_fp8 import fp8_job, fp8_warnings, kept_fp8_weights, load
 from quantkit.plan.mtp import kept_experts, mtp_layers, without_mtp
 from quantkit.plan.output_config import output_config, scheme_of
 from quantkit.plan.plan import Action, Job, Output, Plan, PlannedShard, RuleCount
+from quantkit.plan.relayout import check_native, lay_out_anew, relayout_job, relayout_warnings
 from quantkit.recipe import Recipe, decide
 from quantkit.tensors import BF16, TensorSpec
 from quantkit.weights.binding import Binding, bind_weights
 from quantkit.weights.completeness import check_complete
-from quantkit.weights.source_form import SourceForm, source_form
+from quantkit.weights.source_form import source_form
 from quantkit.weights.weight import Weight
 
 
@@ -56,21 +57,27 @@ def make_plan(
         kept_fp8 |= loadable(kept_drafts, binding.weights)
     warnings += fp8_warnings(recipe, form, kept_fp8)
     warnings += _keep_undividable(actions, binding.weights, roles, scheme, family)
-    _check_native(binding.weights, form, scheme)
+    check_native(binding.weights, form, scheme, layout)
+    lay_out_anew(actions, binding.weights, scheme, layout)
+    warnings += relayout_warnings(binding.weights, actions, layout)
     check_one_scheme(_schemes(binding.weights, actions, kept_fp8))
     rules = _rule_counts(recipe, counts)
     if not allow_unmatched:
         _check_matched(rules, recipe)
     jobs = [
-        fp8_job(weight, roles[name]) if name in kept_fp8 else _job(weight, roles[name], actions[name], scheme, layout)
+        fp8_job(weight, roles[name], recipe)
+        if name in kept_fp8
+        else _job(weight, roles[name], actions[name], scheme, layout)
         for name, weight in binding.weights.items()
     ]
     if not jobs:
         raise SourceError("holds no tensors", file=checkpoint.directory, remedy="name a checkpoint directory")
     if not any(job.action == Action.INT4 for job in jobs):
         native = any(job.weight.is_native_int4 for job in jobs)
+        relaid = any(job.action == Action.RELAYOUT for job in jobs)
         warnings.append(
-            "the source is INT4 already: its codes and scales pass through bit for bit"
+            f"the source is INT4 already: its codes and scales {'are laid out anew' if relaid else 'pass through'} bit "
+            "for bit"
             if native
             else "nothing is quantized: no weight was matched by an int4 rule"
         )
@@ -162,17 +169,6 @@ def _check_no_unknown_experts(weights: Mapping[str, Weight], roles: Mapping[str,
             )
 
 
-def _check_native(weights: Mapping[str, Weight], form: SourceForm, scheme: Int4Group) -> None:
-    native = next((weight for weight in weights.values() if weight.is_native_int4), None)
-    if native is not None and form.int4_group_size != scheme.group_size:
-        raise RecipeError(
-            f"is INT4 already, in groups of {form.int4_group_size}: it passes through and is never requantized",
-            tensor=native.stored.name,
-            file=native.stored.path.name,
-            remedy=f"leave --group-size out, or give {form.int4_group_size}",
-        )
-
-
 def _schemes(weights: Mapping[str, Weight], actions: Mapping[str, Action], kept_fp8: Collection[str]) -> dict[str, str]:
     """Module to how it lies in the output."""
 
@@ -217,6 +213,8 @@ def _warn_about(binding: Binding, roles: Mapping[str, Role]) -> list[str]:
 
 
 def _job(weight: Weight, role: Role, action: Action, scheme: Int4Group, layout: Layout) -> Job:
+    if action == Action.RELAYOUT:
+        return relayout_job(weight, role, scheme, layout)
     if action == Action.INT4:
         module, parts = weight.module, layout.stored(scheme, weight.num_rows, weight.num_cols)
         outputs = {

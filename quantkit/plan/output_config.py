@@ -2,17 +2,20 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from quantkit.checkpoint.file_names import CONFIG_NAME
 from quantkit.checkpoint.source import Checkpoint, quantization_section
 from quantkit.codecs.float_values import HALF
 from quantkit.codecs.int4_group import Int4Group
+from quantkit.codecs.opaque import NativeInt4
 from quantkit.engines.fusion import FUSED_LEAVES
 from quantkit.errors import SourceError
 from quantkit.families.family import NOT_LINEAR, Family
 from quantkit.layouts import Layout
-from quantkit.layouts.compressed_tensors import section_problems
+from quantkit.layouts.layout import Declared
+from quantkit.layouts.section_problems import section_problems
 from quantkit.plan.mtp import expert_patterns, forget_mtp, mtp_layers
 from quantkit.plan.plan import Action, Job
 from quantkit.recipe import Recipe
@@ -29,12 +32,10 @@ def output_config(
     config: dict[str, Any] = copy.deepcopy(dict(checkpoint.config))
     parent, source_section = quantization_section(config)
     section = dict(source_section)
-    is_native = any(job.weight.is_native_int4 for job in jobs)
-    if not is_native or any(job.action != Action.COPY for job in jobs):
-        drafts = expert_patterns(layers)
-        ignore = _ignore((*family.ignore, *(drafts if recipe.mtp == "bf16" else ())), jobs, layout)
-        section = layout.config_section(scheme_of(recipe), ignore, _fp8_targets(drafts, jobs, layout))
-    else:
+    copied = [job for job in jobs if job.weight.is_native_int4 and job.action == Action.COPY]
+    if not copied or any(job.action != Action.COPY for job in jobs) or recipe.activations != "none":
+        section = layout.config_section(_declared(family, layers, jobs, recipe))
+    elif layout.name == "compressed-tensors":
         problem = next(section_problems(section), None)
         if problem is not None:
             raise SourceError(f"quantization_config: {problem}", file=CONFIG_NAME, remedy="correct it in the source")
@@ -53,7 +54,12 @@ def output_config(
 
 def scheme_of(recipe: Recipe) -> Int4Group:
     """The encoder that a recipe asks for."""
-    return Int4Group(group_size=recipe.group_size, scales=recipe.scales, signed=recipe.signed_scales)
+    return Int4Group(
+        group_size=recipe.group_size,
+        scales=recipe.scales,
+        signed=recipe.signed_scales,
+        zero_points=recipe.zero_points,
+    )
 
 
 def _declare_bf16(section: dict[str, Any]) -> None:
@@ -65,23 +71,21 @@ def _declare_bf16(section: dict[str, Any]) -> None:
             _declare_bf16(value)
 
 
-def _fp8_targets(patterns: Sequence[str], jobs: Sequence[Job], layout: Layout) -> list[str]:
-    return layout.targets(
-        [job.weight.module for job in jobs if job.is_fp8],
-        others=[job.weight.module for job in jobs if job.weight.is_matrix and not job.is_fp8],
-        patterns=patterns,
+def _declared(family: Family, layers: range, jobs: Sequence[Job], recipe: Recipe) -> Declared:
+    drafts = expert_patterns(layers)
+    matrices = [job for job in jobs if job.weight.is_matrix and not (job.is_int4 or job.is_fp8)]
+    natives = (job.weight.codec for job in jobs if isinstance(job.weight.codec, NativeInt4))
+    has_zero_points = any(not codec.is_symmetric for codec in natives)
+    scheme = scheme_of(recipe)
+    return Declared(
+        scheme=replace(scheme, zero_points=scheme.zero_points or has_zero_points),
+        int4=[job.weight.module for job in jobs if job.is_int4],
+        fp8=[job.weight.module for job in jobs if job.is_fp8],
+        plain=[job.weight.module for job in matrices if job.role not in NOT_LINEAR],
+        unasked=[job.weight.module for job in matrices if job.role in NOT_LINEAR],
+        ignore_patterns=(*family.ignore, *(drafts if recipe.mtp == "bf16" else ())),
+        fp8_patterns=drafts,
         fused=FUSED_LEAVES,
-    )
-
-
-def _ignore(patterns: Sequence[str], jobs: Sequence[Job], layout: Layout) -> list[str]:
-    return layout.ignore_list(
-        unquantized=[
-            job.weight.module
-            for job in jobs
-            if job.weight.is_matrix and not (job.is_int4 or job.is_fp8) and job.role not in NOT_LINEAR
-        ],
-        quantized=[job.weight.module for job in jobs if job.is_int4 or job.is_fp8],
-        patterns=patterns,
-        fused=FUSED_LEAVES,
+        has_native_linears=recipe.rest == "fp8-native",
+        has_fp8_activations=recipe.activations == "fp8-dynamic",
     )

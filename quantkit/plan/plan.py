@@ -26,6 +26,10 @@ class Action(StrEnum):
     COPY = "copy"
     TO_BF16 = "to bf16"
     INT4 = "int4"
+    RELAYOUT = "relayout"
+
+
+CARRIED = ("input_scale",)  # parts of native INT4 that go with it where its layout stays
 
 
 class Output(NamedTuple):
@@ -37,7 +41,7 @@ class Output(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One weight and its output tensors by part; ``scheme`` is set where it becomes INT4."""
+    """One weight and its output tensors by part; ``scheme`` is set where INT4 is written in the plan's layout."""
 
     weight: Weight
     role: Role
@@ -54,6 +58,11 @@ class Job(NamedTuple):
     def is_fp8(self) -> bool:
         """Whether the output holds it in FP8 blocks."""
         return self.action == Action.COPY and isinstance(self.weight.codec, Fp8Block)
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """Parts that are copied beside INT4 that is laid out anew."""
+        return tuple(part for part in CARRIED if part in self.outputs) if self.action == Action.RELAYOUT else ()
 
     @property
     def output_bytes(self) -> int:

@@ -3,7 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from quantkit.codecs.opaque import NativeInt4
+from quantkit.numerics.packing import CODES_PER_WORD
 from quantkit.plan.plan import Action, Job, PlannedShard
+from quantkit.transcode import has_row_blocks
 
 TASK_BYTES = 16 << 20  # source bytes of one task; a worker holds about four times as much
 
@@ -30,7 +33,7 @@ class Task:
         if self.job.action == Action.COPY:
             return self.last - self.first
         weight = self.job.weight
-        return (self.last - self.first) * weight.num_cols * weight.stored.spec.dtype.num_bytes
+        return (self.last - self.first) * weight.stored.spec.num_bytes // max(1, weight.num_rows)
 
 
 def task_bytes_of(job: Job) -> int:
@@ -48,8 +51,17 @@ def shard_tasks(shard: PlannedShard, *, task_bytes: int = TASK_BYTES) -> Iterato
                 total = job.weight.parts[part].spec.num_bytes
                 yield from _spans(job, part, total, task_bytes)
         else:
-            row_bytes = max(1, job.weight.num_cols * job.weight.stored.spec.dtype.num_bytes)
-            yield from _spans(job, "rows", job.weight.num_rows, max(1, task_bytes // row_bytes))
+            yield from _spans(job, "rows", job.weight.num_rows, _rows_at_once(job, task_bytes))
+
+
+def _rows_at_once(job: Job, task_bytes: int) -> int:
+    """Whole words of rows, since zero points are packed along them; all of them where a matrix lies turned round."""
+    weight = job.weight
+    if isinstance(weight.codec, NativeInt4) and not has_row_blocks(weight.codec):
+        return max(1, weight.num_rows)
+    row_bytes = max(1, weight.num_cols * weight.stored.spec.dtype.num_bytes)
+    num_rows = max(1, task_bytes // row_bytes)
+    return num_rows if job.scheme is None else -(-num_rows // CODES_PER_WORD) * CODES_PER_WORD
 
 
 def _spans(job: Job, part: str, total: int, step: int) -> Iterator[Task]:

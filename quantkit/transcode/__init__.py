@@ -1,7 +1,8 @@
-"""Rows of stored source parts -> rows of stored output parts; the one place that chooses what computes them."""
+"""Rows of stored source parts -> words and values; the one place that chooses what computes them."""
 
 from quantkit.transcode.devices import ALL_GPUS, CPU, ON_GPU, ChooseKernels, choose_kernels, device_names
 from quantkit.transcode.kernels import COMPOSED, FUSED_CPU, Kernels, Quantized, kernels_for
+from quantkit.transcode.native import has_row_blocks, read_words
 from quantkit.transcode.rows import Rows, check_copied, read_rows
 
 __all__ = [
@@ -17,6 +18,8 @@ __all__ = [
     "check_copied",
     "choose_kernels",
     "device_names",
+    "has_row_blocks",
     "kernels_for",
     "read_rows",
+    "read_words",
 ]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.errors import ResourceError, UsageError
-from quantkit.layouts.layout import Layout
+from quantkit.numerics.packing import Int4Words
 from quantkit.transcode.kernels import Quantized, fp8_place, kernel_values, kernels_for
 from quantkit.transcode.rows import Rows
 from quantkit.weights.weight import Weight
@@ -36,11 +36,11 @@ class RowKernels(Protocol):
         """BF16 bits, [R, C]."""
 
     @property
-    def quantize(self) -> Callable[[Rows, Int4Group, Layout], Quantized]:
-        """INT4 parts and the error of each row."""
+    def quantize(self) -> Callable[[Rows, Int4Group], Quantized]:
+        """INT4 words and the error of each row."""
 
 
-ChooseKernels = Callable[[Weight, Layout], RowKernels]
+ChooseKernels = Callable[[Weight], RowKernels]
 
 
 def device_names(device: str) -> tuple[str, ...]:
@@ -92,12 +92,12 @@ class Gpus:
     _thread: "itertools.count[int]" = field(default_factory=itertools.count)
     _own: threading.local = field(default_factory=threading.local)
 
-    def kernels_for(self, weight: Weight, layout: Layout) -> RowKernels:
+    def kernels_for(self, weight: Weight) -> RowKernels:
         """What has no kernel on a GPU is done by the CPU."""
-        source_of = ON_GPU.get((weight.codec.name, layout.name))
+        source_of = ON_GPU.get(weight.codec.name)
         if source_of is None:
-            return kernels_for(weight, layout)
-        return GpuKernels(lane=self.lane(), source_of=source_of, to_bf16=kernels_for(weight, layout).to_bf16)
+            return kernels_for(weight)
+        return GpuKernels(lane=self.lane(), source_of=source_of, to_bf16=kernels_for(weight).to_bf16)
 
     def lane(self) -> "Lane":
         """That of the calling thread; threads take the GPUs in turns, as they come."""
@@ -115,8 +115,8 @@ class GpuKernels:
     source_of: "Callable[[Rows], HostSource]"
     to_bf16: Callable[[Rows], NDArray[np.uint16]]
 
-    def quantize(self, rows: Rows, scheme: Int4Group, _: Layout) -> Quantized:
-        """The parts lie in the lane's buffers, until its next call. Raises ResourceError where memory ends."""
+    def quantize(self, rows: Rows, scheme: Int4Group) -> Quantized:
+        """The words lie in the lane's buffers, until its next call. Raises ResourceError where memory ends."""
         started = time.thread_time()
         try:
             made = self.lane.quantize(
@@ -127,7 +127,7 @@ class GpuKernels:
                 f"{self.lane.name} has no memory left", remedy="free it, or use another with --device"
             ) from error
         return Quantized(
-            stored={"packed": made.packed, "scale": made.scale},
+            words=Int4Words(made.packed, made.scale),
             sums=(made.error2, made.weight2),
             encode_seconds=time.thread_time() - started,
         )
@@ -145,8 +145,5 @@ def _float_source(rows: Rows) -> "HostSource":
     return HostSource(kernel_values(rows))
 
 
-# (source codec, layout) -> what the GPU's kernel takes of rows; a test runs every key
-ON_GPU: "dict[tuple[str, str], Callable[[Rows], HostSource]]" = {
-    ("fp8_block", "compressed-tensors"): _fp8_source,
-    ("float_values", "compressed-tensors"): _float_source,
-}
+# source codec -> what the GPU's kernel takes of rows; a test runs every key
+ON_GPU: "dict[str, Callable[[Rows], HostSource]]" = {"fp8_block": _fp8_source, "float_values": _float_source}

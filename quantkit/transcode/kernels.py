@@ -1,4 +1,4 @@
-"""What a CPU does with rows: the composition of codec, encoder and layout, and numba's twins of it.
+"""What a CPU does with rows: the composition of codec and encoder, and numba's twins of it. No layout is known here.
 
 The composition is the specification. ``FUSED_CPU`` holds optimisations that give the same bytes in one pass; a missing
 key falls back. Legend: R rows, C columns, G groups, W packed words.
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from quantkit.codecs.codec import Array
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.codecs.int4_group import Int4Group
-from quantkit.layouts.layout import Layout, Stored
 from quantkit.numerics import bfloat16, grid, metrics
+from quantkit.numerics.packing import Int4Words, pack_int4, unpack_int4
 from quantkit.tensors import BF16, F16
 from quantkit.transcode.rows import Rows
 from quantkit.weights.weight import Weight
@@ -26,42 +26,44 @@ RowSums = tuple[NDArray[np.float64], NDArray[np.float64]]  # squared error and s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantized:
-    """The layout's parts that have rows, the error of each row, and the CPU time that the encoder took."""
+    """INT4 words, the error of each row, and the CPU time that the encoder took."""
 
-    stored: Stored
+    words: Int4Words
     sums: RowSums
     encode_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """One implementation of what is done with rows; ``encode`` gives the layout's parts that have rows."""
+    """One implementation of what is done with rows."""
 
-    encode: Callable[[Rows, Int4Group, Layout], Stored]
+    encode: Callable[[Rows, Int4Group], Int4Words]
     to_bf16: Callable[[Rows], NDArray[np.uint16]]
-    row_sums: Callable[[Rows, Stored, Int4Group, Layout], RowSums]
+    row_sums: Callable[[Rows, Int4Words, Int4Group], RowSums]
 
-    def quantize(self, rows: Rows, scheme: Int4Group, layout: Layout) -> Quantized:
+    def quantize(self, rows: Rows, scheme: Int4Group) -> Quantized:
         """Encode, then compare."""
         started = time.thread_time()
-        stored = self.encode(rows, scheme, layout)
+        words = self.encode(rows, scheme)
         encode_seconds = time.thread_time() - started
-        return Quantized(stored=stored, sums=self.row_sums(rows, stored, scheme, layout), encode_seconds=encode_seconds)
+        return Quantized(words=words, sums=self.row_sums(rows, words, scheme), encode_seconds=encode_seconds)
 
 
-def kernels_for(weight: Weight, layout: Layout) -> Kernels:
-    """The fused kernels from this storage format into this layout, or the specification."""
-    return FUSED_CPU.get((weight.codec.name, layout.name), COMPOSED)
+def kernels_for(weight: Weight) -> Kernels:
+    """The fused kernels for this storage format, or the specification."""
+    return FUSED_CPU.get(weight.codec.name, COMPOSED)
 
 
-def _encode(rows: Rows, scheme: Int4Group, layout: Layout) -> Stored:
+def _encode(rows: Rows, scheme: Int4Group) -> Int4Words:
     codec = rows.weight.codec
     if scheme.scales == "search" and isinstance(codec, Fp8Block):
         ints_RC, unit_RG = grid.fp8_grid(
             rows.parts["codes"], rows.parts["scale"], group_size=scheme.group_size, **fp8_place(rows)
         )
-        return layout.pack(*scheme.encode_grid(ints_RC, unit_RG))
-    return layout.pack(*scheme.encode_values(codec.decode(rows.parts, rows.first_row)))
+        codes_RC, scale_RG = scheme.encode_grid(ints_RC, unit_RG)
+    else:
+        codes_RC, scale_RG = scheme.encode_values(codec.decode(rows.parts, rows.first_row))
+    return Int4Words(pack_int4(codes_RC), scale_RG)
 
 
 def _to_bf16(rows: Rows) -> NDArray[np.uint16]:
@@ -70,10 +72,10 @@ def _to_bf16(rows: Rows) -> NDArray[np.uint16]:
     return bfloat16.from_float32(rows.weight.codec.decode(rows.parts, rows.first_row))
 
 
-def _row_sums(rows: Rows, stored: Stored, scheme: Int4Group, layout: Layout) -> RowSums:
+def _row_sums(rows: Rows, words: Int4Words, scheme: Int4Group) -> RowSums:
     values_RC = rows.weight.codec.decode(rows.parts, rows.first_row)
-    codes_RC, scale_RG = layout.unpack(stored, rows.weight.num_cols)
-    return metrics.error_rows(values_RC, codes_RC, scale_RG, group_size=scheme.group_size)
+    codes_RC = unpack_int4(words.packed, rows.weight.num_cols)
+    return metrics.error_rows(values_RC, codes_RC, words.scale, group_size=scheme.group_size)
 
 
 COMPOSED = Kernels(encode=_encode, to_bf16=_to_bf16, row_sums=_row_sums)
@@ -85,7 +87,7 @@ def fp8_place(rows: Rows) -> dict[str, Any]:
     return {"block": codec.block, "row_offset": codec.row_offset + rows.first_row}
 
 
-def _fp8_encode(rows: Rows, scheme: Int4Group, _: Layout) -> Stored:
+def _fp8_encode(rows: Rows, scheme: Int4Group) -> Int4Words:
     from quantkit.numerics import fused_cpu
 
     packed_RW, scale_RG = fused_cpu.quantize_fp8(
@@ -96,7 +98,7 @@ def _fp8_encode(rows: Rows, scheme: Int4Group, _: Layout) -> Stored:
         signed=scheme.signed,
         **fp8_place(rows),
     )
-    return {"packed": packed_RW, "scale": scale_RG}
+    return Int4Words(packed_RW, scale_RG)
 
 
 def _fp8_to_bf16(rows: Rows) -> NDArray[np.uint16]:
@@ -105,14 +107,14 @@ def _fp8_to_bf16(rows: Rows) -> NDArray[np.uint16]:
     return fused_cpu.dequantize_fp8(rows.parts["codes"], rows.parts["scale"], **fp8_place(rows))
 
 
-def _fp8_row_sums(rows: Rows, stored: Stored, scheme: Int4Group, _: Layout) -> RowSums:
+def _fp8_row_sums(rows: Rows, words: Int4Words, scheme: Int4Group) -> RowSums:
     from quantkit.numerics import fused_cpu
 
     return fused_cpu.error_rows_fp8(
         rows.parts["codes"],
         rows.parts["scale"],
-        stored["packed"],
-        stored["scale"],
+        words.packed,
+        words.scale,
         group_size=scheme.group_size,
         **fp8_place(rows),
     )
@@ -124,25 +126,23 @@ def kernel_values(rows: Rows) -> Array:
     return values.astype(np.float32) if rows.weight.stored.spec.dtype == F16 else values
 
 
-def _float_encode(rows: Rows, scheme: Int4Group, _: Layout) -> Stored:
+def _float_encode(rows: Rows, scheme: Int4Group) -> Int4Words:
     from quantkit.numerics import fused_cpu
 
     packed_RW, scale_RG = fused_cpu.quantize_values(
         kernel_values(rows), group_size=scheme.group_size, scales=scheme.scales, signed=scheme.signed
     )
-    return {"packed": packed_RW, "scale": scale_RG}
+    return Int4Words(packed_RW, scale_RG)
 
 
-def _float_row_sums(rows: Rows, stored: Stored, scheme: Int4Group, _: Layout) -> RowSums:
+def _float_row_sums(rows: Rows, words: Int4Words, scheme: Int4Group) -> RowSums:
     from quantkit.numerics import fused_cpu
 
-    return fused_cpu.error_rows_values(
-        kernel_values(rows), stored["packed"], stored["scale"], group_size=scheme.group_size
-    )
+    return fused_cpu.error_rows_values(kernel_values(rows), words.packed, words.scale, group_size=scheme.group_size)
 
 
-# (source codec, layout) -> kernels; a test runs every key against COMPOSED
-FUSED_CPU: dict[tuple[str, str], Kernels] = {
-    ("fp8_block", "compressed-tensors"): Kernels(encode=_fp8_encode, to_bf16=_fp8_to_bf16, row_sums=_fp8_row_sums),
-    ("float_values", "compressed-tensors"): Kernels(encode=_float_encode, to_bf16=_to_bf16, row_sums=_float_row_sums),
+# source codec -> kernels; a test runs every key against COMPOSED
+FUSED_CPU: dict[str, Kernels] = {
+    "fp8_block": Kernels(encode=_fp8_encode, to_bf16=_fp8_to_bf16, row_sums=_fp8_row_sums),
+    "float_values": Kernels(encode=_float_encode, to_bf16=_to_bf16, row_sums=_float_row_sums),
 }

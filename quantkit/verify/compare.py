@@ -12,13 +12,15 @@ from quantkit.checkpoint.reader import read_bytes
 from quantkit.checkpoint.source import Checkpoint
 from quantkit.errors import SourceError, VerificationError
 from quantkit.integrity.weight_errors import RowCollector, WeightError
+from quantkit.layouts.layout import Stored
 from quantkit.plan.plan import Action, Job, Output, Plan
 from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks, task_bytes_of
 from quantkit.threads import ReportProgress, Stage, Step, run_steps
-from quantkit.transcode import kernels_for, read_rows
+from quantkit.transcode import kernels_for, read_rows, read_words
 from quantkit.verify.report import Finding
 
 _CHECK = "values against the source"
+_NOT_THE_SOURCES = "is not what the source holds"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,25 +88,58 @@ def _compare(task: Task, plan: Plan, output: Checkpoint, comparison: Comparison)
         source = read_bytes(job.weight.parts[task.part], task.first, task.last)
         is_same = np.array_equal(source, _read_output(output.tensors[name], task.first, task.last))
         return _finding(comparison, name, "differs from the source, which it must copy bit for bit", is_same)
-    rows = read_rows(job.weight, task.first, task.last)
-    kernels = kernels_for(job.weight, plan.layout)
     stored = {part: _rows_of(output, one, task) for part, one in job.outputs.items() if one.has_rows}
+    if job.action == Action.RELAYOUT:
+        return _compare_words(task, plan, output, stored, comparison)
+    rows = read_rows(job.weight, task.first, task.last)
+    kernels = kernels_for(job.weight)
     if job.scheme is None:
         is_same = np.array_equal(kernels.to_bf16(rows).reshape(-1), stored["values"].reshape(-1))
         name = job.outputs["values"].name
         return _finding(comparison, name, "is not the source decoded and rounded to BF16", is_same)
+    bookings = _compare_constants(job, plan, output, comparison)
+    error2_R, weight2_R = kernels.row_sums(rows, plan.layout.to_words(stored), job.scheme)
+
+    def book() -> None:
+        for one in bookings:
+            one()
+        comparison.collect(task, error2_R, weight2_R)
+
+    return book
+
+
+def _compare_constants(job: Job, plan: Plan, output: Checkpoint, comparison: Comparison) -> list[Callable[[], None]]:
     bookings = []
     for part, expected in plan.layout.constants(job.weight.num_rows, job.weight.num_cols).items():
         name = job.outputs[part].name
         stored_bytes = _read_output(output.tensors[name], 0, expected.nbytes)
         got = stored_bytes.view(expected.dtype).reshape(expected.shape)
         bookings.append(_finding(comparison, name, f"holds {got.tolist()}", np.array_equal(got, expected)))
-    error2_R, weight2_R = kernels.row_sums(rows, stored, job.scheme, plan.layout)
+    return bookings
+
+
+def _compare_words(
+    task: Task, plan: Plan, output: Checkpoint, stored: Stored, comparison: Comparison
+) -> Callable[[], None]:
+    """Codes, scales and zero points of INT4 that was laid out anew: the same."""
+    job = task.job
+    assert job.scheme is not None
+    source = read_words(job.weight, task.first, task.last, signed=job.scheme.signed)
+    bookings = _compare_constants(job, plan, output, comparison)
+    for part, right, made in zip(source._fields, source, plan.layout.to_words(stored), strict=True):
+        if right is not None:
+            is_same = made is not None and np.array_equal(right, made)
+            bookings.append(_finding(comparison, job.outputs[part].name, _NOT_THE_SOURCES, is_same))
+    for part in job.carried if task.first == 0 else ():
+        name, size = job.outputs[part].name, job.outputs[part].spec.num_bytes
+        is_same = np.array_equal(
+            read_bytes(job.weight.parts[part], 0, size), _read_output(output.tensors[name], 0, size)
+        )
+        bookings.append(_finding(comparison, name, _NOT_THE_SOURCES, is_same))
 
     def book() -> None:
         for one in bookings:
             one()
-        comparison.collect(task, error2_R, weight2_R)
 
     return book
 
@@ -128,7 +163,7 @@ def _read_output(tensor: StoredTensor, first: int, last: int) -> NDArray[np.uint
 
 
 def _rows_of(output: Checkpoint, one: Output, task: Task) -> NDArray[Any]:
-    row_bytes = one.spec.num_bytes // max(1, task.job.weight.num_rows)
-    raw = _read_output(output.tensors[one.name], task.first * row_bytes, task.last * row_bytes)
-    num_cols = one.spec.num_elements // max(1, task.job.weight.num_rows)
-    return raw.view(one.spec.dtype.numpy).reshape(task.last - task.first, num_cols)
+    num_rows = max(1, task.job.weight.num_rows)
+    ends = (row * one.spec.num_bytes // num_rows for row in (task.first, task.last))
+    raw = _read_output(output.tensors[one.name], *ends)
+    return raw.view(one.spec.dtype.numpy).reshape(-1, one.spec.shape[-1] if one.spec.shape else 1)

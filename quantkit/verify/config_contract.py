@@ -1,12 +1,13 @@
 """Does quantization_config say of every Linear what is on disk? A mismatch loads as garbage, or not at all."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from quantkit.checkpoint.file_names import CONFIG_NAME
 from quantkit.codecs.fp8_block import Fp8Block
-from quantkit.families.family import BUILT_WITHOUT_CONFIG, Family
-from quantkit.layouts.compressed_tensors import section_problems
+from quantkit.families.family import BUILT_WITHOUT_CONFIG, Family, Role
+from quantkit.layouts import w4afp8
+from quantkit.layouts.section_problems import section_problems
 from quantkit.patterns import matcher
 from quantkit.verify.report import Finding
 from quantkit.weights.binding import Binding
@@ -26,24 +27,75 @@ def check_config(
         if section and not is_partial:
             yield Finding(check=_CHECK, message="config.json declares a quantization that no tensor has")
         return
+    if section.get("quant_method") == w4afp8.METHOD:
+        yield from _check_w4afp8(binding, family)
+        return
     problems = list(section_problems(section))
     yield from (Finding(check=_CHECK, message=problem, file=CONFIG_NAME) for problem in problems)
     if problems:
         return
-    is_ignored = matcher(section.get("ignore") or [])
-    is_fp8 = matcher(_fp8_targets(section))
+    said = _Said(
+        is_ignored=matcher(section.get("ignore") or []),
+        is_fp8=matcher(_fp8_targets(section)),
+        has_native_linears="linear_fp8_config" in section,
+    )
     for weight in binding.weights.values():
-        if isinstance(weight.codec, Fp8Block):
-            if not is_fp8(weight.module):
-                yield Finding(check=_CHECK, message="is FP8, which the config does not declare", tensor=weight.name)
-            elif is_ignored(weight.module):
-                yield Finding(check=_CHECK, message="is FP8, but the config ignores it", tensor=weight.name)
-        elif weight.is_matrix and is_fp8(weight.module):
-            yield Finding(check=_CHECK, message="is not FP8, but the config says so", tensor=weight.name)
-        elif weight.is_native_int4 and is_ignored(weight.module):
-            yield Finding(check=_CHECK, message="is INT4, but the config ignores it", tensor=weight.name)
-        elif _is_asked_for(weight, family) and not is_ignored(weight.module):
-            yield Finding(check=_CHECK, message="is a plain Linear that the config makes INT4", tensor=weight.name)
+        fault = _fault(weight, said, family)
+        if fault:
+            yield Finding(check=_CHECK, message=fault, tensor=weight.name)
+
+
+class _Said(NamedTuple):
+    """What a section says of modules."""
+
+    is_ignored: Callable[[str], bool]
+    is_fp8: Callable[[str], bool]
+    has_native_linears: bool
+
+
+def _fault(weight: Weight, said: _Said, family: Family) -> str:
+    """What a section says otherwise than the weight is stored; empty where it is right."""
+    module = weight.module
+    if isinstance(weight.codec, Fp8Block):
+        return _fp8_fault(weight, said)
+    if weight.is_matrix and said.is_fp8(module):
+        return "is not FP8, but the config says so"
+    if weight.is_native_int4:
+        return "is INT4, but the config ignores it" if said.is_ignored(module) else ""
+    if _is_asked_for(weight, family) and not said.is_ignored(module):
+        return "is a plain Linear that the config makes INT4"
+    return ""
+
+
+def _fp8_fault(weight: Weight, said: _Said) -> str:
+    if said.has_native_linears:
+        return "" if _has_native_names(weight) else "is FP8 under names that native Linears have not"
+    if not said.is_fp8(weight.module):
+        return "is FP8, which the config does not declare"
+    return "is FP8, but the config ignores it" if said.is_ignored(weight.module) else ""
+
+
+def _has_native_names(weight: Weight) -> bool:
+    return weight.parts["scale"].name.endswith(".weight_scale_inv")
+
+
+def _check_w4afp8(binding: Binding, family: Family) -> Iterator[Finding]:
+    """Routed experts are INT4, and every other Linear that is asked for is native FP8."""
+    for weight in binding.weights.values():
+        is_expert = family.role_of(weight.name) is Role.ROUTED_EXPERT
+        if weight.is_native_int4 != is_expert and weight.is_matrix:
+            message = "is not INT4, as w4afp8 makes every expert" if is_expert else "is INT4 and no routed expert"
+            yield Finding(check=_CHECK, message=message, tensor=weight.name)
+        elif isinstance(weight.codec, Fp8Block) and not _has_native_names(weight):
+            yield Finding(check=_CHECK, message="is FP8 under names that w4afp8 does not read", tensor=weight.name)
+        elif _is_plain_linear(weight, family):
+            yield Finding(check=_CHECK, message="is a plain Linear, and w4afp8 makes it FP8", tensor=weight.name)
+
+
+def _is_plain_linear(weight: Weight, family: Family) -> bool:
+    """Of those that ask for their storage; the indexer's fixed ones are BF16 in engines whatever they are here."""
+    is_fixed = family.role_of(weight.name) is Role.INDEXER_FIXED
+    return _is_asked_for(weight, family) and not is_fixed and not isinstance(weight.codec, Fp8Block)
 
 
 def _fp8_targets(section: Mapping[str, Any]) -> list[str]:

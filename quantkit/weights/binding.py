@@ -13,17 +13,23 @@ from quantkit.checkpoint.header import StoredTensor
 from quantkit.codecs.codec import Codec
 from quantkit.codecs.float_values import FloatValues
 from quantkit.codecs.fp8_block import Fp8Block
-from quantkit.codecs.opaque import NativeInt4, Opaque
+from quantkit.codecs.opaque import Opaque
 from quantkit.errors import SourceError
 from quantkit.layouts import compressed_tensors as ct
-from quantkit.tensors import BF16, F8_E4M3, F8_E5M2, F8_E8M0, F16, F32, F64, I8, I32, I64, U8, DType
+from quantkit.tensors import BF16, F8_E4M3, F8_E5M2, F8_E8M0, F16, F32, F64, I8, U8, DType
 from quantkit.weights.fused_experts import is_fused_expert, split_fused
+from quantkit.weights.int4_binding import bind_int4
 from quantkit.weights.source_form import SourceForm
 from quantkit.weights.weight import Weight
 
 # suffixes of a weight's multiplier, behind the stem of ``<stem>.weight`` or behind a bare parameter's name
 _WEIGHT_SCALES = (".weight_scale_inv", ".weight_scale", ".scale", ".weight.scale")
 _PARAMETER_SCALES = ("_scale_inv", "_scale", "_weight_scale", ".scale")
+# of a weight for certain
+_SCALES = (
+    *(".weight_scale_inv", ".weight_scale", "_scale_inv", "." + ct.SHAPE, "." + ct.ZERO_POINT),
+    *(".scales", ".qzeros", ".g_idx"),
+)
 _SCALE_DTYPES = (F32, BF16, F16, F8_E8M0, U8)
 # scales of activations and of the KV cache: they belong to the source's scheme, not to the weights
 _STATIC_SCALES = (
@@ -41,7 +47,6 @@ _STATIC_SCALES = (
 _FLOATS = (BF16, F16, F32)
 _FLOAT_CODECS: Mapping[DType, Codec] = {dtype: FloatValues(dtype=dtype) for dtype in _FLOATS}
 _MAYBE_FP8 = frozenset({U8, I8, F8_E4M3, F8_E5M2})
-_PACKED = "." + ct.PACKED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +102,9 @@ def _bind(
     projections: Mapping[str, tuple[str, ...]],
 ) -> Bound | None:
     """Weights whose main part this is, or None for what may be a scale or an ordinary parameter."""
-    if tensor.name.endswith(_PACKED):
-        weight = _packed_int4(tensor, tensors, form)
-        return [(weight, tuple(part.name for part in weight.parts.values()))]
+    packed = bind_int4(tensor, tensors, form)
+    if packed is not None:
+        return [(packed, tuple(part.name for part in packed.parts.values()))]
     is_fused = is_fused_expert(tensor, projections)
     if not is_fused and tensor.spec.dtype not in _MAYBE_FP8:
         return None
@@ -223,48 +228,6 @@ def _fused_block(tensor: StoredTensor, scale: StoredTensor, form: SourceForm) ->
     return _block_of(one, one_scale, form, rows, cols)
 
 
-def _packed_int4(packed: StoredTensor, tensors: Mapping[str, StoredTensor], form: SourceForm) -> Weight:
-    stem = packed.name.removesuffix(ct.PACKED)
-    if packed.spec.dtype != I32 or len(packed.spec.shape) != 2:
-        _fail(
-            packed,
-            f"is {packed.spec}: MXFP4, NVFP4 and other packed formats are not supported",
-            "supported packed sources: INT4 in compressed-tensors form (I32 words)",
-        )
-    if form.int4_group_size is None:
-        _fail(
-            packed,
-            "is packed INT4, but config.json declares no INT4 group",
-            "download the config.json that belongs to this checkpoint",
-        )
-    for leaf in (ct.ZERO_POINT, ct.GROUP_INDEX):
-        if stem + leaf in tensors:
-            _fail(
-                tensors[stem + leaf],
-                "asymmetric or reordered INT4 is not supported",
-                "only symmetric INT4 passes",
-            )
-    scale = tensors.get(stem + ct.SCALE)
-    if scale is None:
-        _fail(packed, "is packed INT4 and its weight_scale is missing", "download the shard that holds it")
-    rows, cols = packed.spec.shape[0], packed.spec.shape[1] * ct.CODES_PER_WORD
-    group_size = form.int4_group_size
-    if scale.spec.shape != (rows, cols // group_size) or cols % group_size or scale.spec.dtype not in _FLOATS:
-        _fail(
-            scale,
-            f"is {scale.spec}, but INT4 of {rows} x {cols} in groups of {group_size} needs "
-            f"{[rows, cols // group_size]} floats",
-            "the config and the shards belong to different checkpoints; download both again",
-        )
-    parts = {"packed": packed, "scale": scale}
-    if stem + ct.SHAPE in tensors:
-        parts["shape"] = tensors[stem + ct.SHAPE]
-        if parts["shape"].spec.dtype not in (I32, I64) or parts["shape"].spec.shape != (2,):
-            _fail(parts["shape"], f"is {parts['shape'].spec}, not two integers", "download this shard again")
-    codec = NativeInt4(group_size=group_size)
-    return Weight(name=stem + "weight", shape=(rows, cols), codec=codec, main="packed", parts=parts)
-
-
 def _plain(tensor: StoredTensor) -> Weight:
     if tensor.name.endswith(".weight") and len(tensor.spec.shape) == 2 and tensor.spec.dtype not in (*_FLOATS, F64):
         _fail(
@@ -285,7 +248,7 @@ def _check_no_orphan(tensor: StoredTensor, tensors: Mapping[str, StoredTensor]) 
                 f"looks like the scale of {owner}, which is {tensors[owner].spec} and takes none",
                 "download both shards again",
             )
-    is_certain = tensor.name.endswith((".weight_scale_inv", ".weight_scale", "_scale_inv", "." + ct.SHAPE))
+    is_certain = tensor.name.endswith(_SCALES)
     is_grid = tensor.name.endswith(".scale") and len(tensor.spec.shape) > 1
     if is_certain or is_grid or tensor.spec.dtype == F8_E8M0:
         _fail(tensor, "is a scale without a weight", "download the shard that holds the weight")

@@ -6,9 +6,15 @@ from quantkit.checkpoint.source import Checkpoint
 from quantkit.families import family_of
 from quantkit.families.family import Role
 from quantkit.layouts import compressed_tensors as ct
-from quantkit.tensors import F8_E8M0, I32, DType
+from quantkit.layouts import w4afp8
+from quantkit.layouts.classic import QWEIGHT
+from quantkit.numerics.packing import CODES_PER_WORD
+from quantkit.tensors import F8_E8M0, I8, I32, U8, DType
 
-_SCALES = ("_scale", "_scale_inv", "_scale_2", ".scale", "_zero_point", "_shape", "_g_idx")
+_SCALES = (
+    *("_scale", "_scale_inv", "_scale_2", ".scale", "_zero_point", "_shape", "_g_idx"),
+    *(".scales", ".qzeros", ".g_idx"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +47,13 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> InspectReport:
     family = family_of(checkpoint.config)
     totals: dict[tuple[Role, str], list[int]] = {}
     num_parameters = 0
+    method = str(checkpoint.quantization.get("quant_method", ""))
     for tensor in checkpoint.tensors.values():
         total = totals.setdefault((family.role_of(tensor.name), tensor.spec.dtype.name), [0, 0, 0])
         total[0] += 1
         total[1] += tensor.spec.num_elements
         total[2] += tensor.spec.num_bytes
-        num_parameters += _num_parameters(tensor.name, tensor.spec.dtype, tensor.spec.num_elements)
+        num_parameters += tensor.spec.num_elements * _parameters_each(tensor.name, tensor.spec.dtype, method)
     parts = [
         InspectedPart(role=role, dtype=dtype, num_tensors=total[0], num_elements=total[1], num_bytes=total[2])
         for (role, dtype), total in totals.items()
@@ -81,9 +88,10 @@ def describe_scheme(checkpoint: Checkpoint) -> str:
     return f"{method} ({', '.join(details)})" if details else method
 
 
-def _num_parameters(name: str, dtype: DType, num_elements: int) -> int:
-    if name.endswith("." + ct.PACKED):
-        return num_elements * (ct.CODES_PER_WORD if dtype == I32 else 2)
+def _parameters_each(name: str, dtype: DType, method: str) -> int:
+    """Weights that an element of a tensor stands for."""
+    if name.endswith(("." + ct.PACKED, "." + QWEIGHT)):
+        return CODES_PER_WORD if dtype == I32 else 2
     if name.endswith(_SCALES) or dtype == F8_E8M0:
         return 0
-    return num_elements
+    return 2 if method == w4afp8.METHOD and dtype in (I8, U8) else 1

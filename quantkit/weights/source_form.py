@@ -5,11 +5,13 @@ block size guessed from shapes is wrong as soon as an edge is ragged.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quantkit.checkpoint.file_names import CONFIG_NAME
+from quantkit.codecs.opaque import NativeInt4
 from quantkit.errors import SourceError
+from quantkit.layouts import w4afp8
 
 Block = tuple[int | None, int | None]  # None: the whole dimension
 CHANNEL: Block = (1, None)
@@ -19,10 +21,24 @@ _UNSUPPORTED_REMEDY = "supported sources: FP8 (E4M3), BF16, FP16, FP32 and INT4 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceForm:
-    """``fp8_blocks``: the block shapes that the config declares; ``int4_group_size``: of native INT4 weights."""
+    """``fp8_blocks``: the block shapes that the config declares; ``int4_group_size``: of native INT4 weights, and the
+    rest of how these lie."""
 
     fp8_blocks: tuple[Block, ...] = ()
     int4_group_size: int | None = None
+    int4_layout: str = "compressed-tensors"
+    is_symmetric: bool = True
+    zero_offset: int = 0
+
+    def native_int4(self) -> NativeInt4:
+        """The codec of native INT4 weights."""
+        assert self.int4_group_size is not None
+        return NativeInt4(
+            group_size=self.int4_group_size,
+            layout=self.int4_layout,
+            is_symmetric=self.is_symmetric,
+            zero_offset=self.zero_offset,
+        )
 
     def block_size(self, rows: int, cols: int, choice: int = 0) -> tuple[int, int]:
         """One of the declared blocks at the size of a matrix."""
@@ -35,7 +51,7 @@ def source_form(section: Mapping[str, Any]) -> SourceForm:
     method = str(section.get("quant_method", "")).lower()
     if method.startswith("modelopt") or (not method and "quant_algo" in section):
         method = "modelopt"
-    method = method if section else "none"
+    method = {"intel/auto-round": "auto-round"}.get(method, method) if section else "none"
     if method not in SOURCE_METHODS:
         raise _unsupported(f"quant_method {method!r}" if method else "a section without quant_method")
     return SOURCE_METHODS[method].read(section)
@@ -83,7 +99,10 @@ def _compressed_tensors(section: Mapping[str, Any]) -> SourceForm:
     if not isinstance(groups, Mapping) or not groups:
         raise _unsupported("a compressed-tensors section without config_groups")
     blocks: list[Block] = []
-    int4_sizes: set[int] = set()
+    int4_groups: set[tuple[int, bool]] = set()
+    native = section.get("linear_fp8_config")
+    if isinstance(native, Mapping):
+        blocks.append(_block(native.get("weight_block_size"), "linear_fp8_config.weight_block_size"))
     for name, group in groups.items():
         weights = group.get("weights") if isinstance(group, Mapping) else None
         if not isinstance(weights, Mapping):
@@ -91,19 +110,20 @@ def _compressed_tensors(section: Mapping[str, Any]) -> SourceForm:
         kind = (weights.get("type"), weights.get("num_bits"))
         if kind == ("float", 8):
             blocks.append(_strategy_block(weights, name))
-        elif kind == ("int", 4) and weights.get("strategy") == "group" and weights.get("symmetric") is True:
-            int4_sizes.add(_group_size(weights, name))
+        elif kind == ("int", 4) and weights.get("strategy") == "group" and type(weights.get("symmetric")) is bool:
+            int4_groups.add((_group_size(weights, name), weights["symmetric"]))
         else:
             raise _unsupported(
                 f"config_groups.{name} ({weights.get('type')} {weights.get('num_bits')} bits, "
                 f"strategy {weights.get('strategy')!r}, symmetric {weights.get('symmetric')})"
             )
-    if len(int4_sizes) > 1:
-        raise _unsupported(f"INT4 groups of several sizes {sorted(int4_sizes)}")
-    return SourceForm(
-        fp8_blocks=tuple(dict.fromkeys(blocks)),
-        int4_group_size=int4_sizes.pop() if int4_sizes else None,
-    )
+    if len(int4_groups) > 1:
+        raise _unsupported(f"INT4 in several forms {sorted(int4_groups)} (group size, symmetric)")
+    form = SourceForm(fp8_blocks=tuple(dict.fromkeys(blocks)))
+    if not int4_groups:
+        return form
+    group_size, is_symmetric = int4_groups.pop()
+    return replace(form, int4_group_size=group_size, is_symmetric=is_symmetric)
 
 
 def _strategy_block(weights: Mapping[str, Any], name: str) -> Block:
@@ -126,6 +146,53 @@ def _group_size(weights: Mapping[str, Any], name: str) -> int:
     return size
 
 
+def _w4afp8(_: Mapping[str, Any]) -> SourceForm:
+    return SourceForm(fp8_blocks=((128, 128),), int4_group_size=w4afp8.GROUP_SIZE, int4_layout=w4afp8.METHOD)
+
+
+def _gptq(section: Mapping[str, Any]) -> SourceForm:
+    """``checkpoint_format``: the first one stores a zero point less one."""
+    fmt = str(section.get("checkpoint_format") or section.get("format") or "gptq").lower()
+    if fmt not in ("gptq", "gptq_v2"):
+        raise _unsupported(f"GPTQ checkpoint_format {fmt!r}", "gptq and gptq_v2 are read")
+    if section.get("dynamic"):
+        raise _unsupported("GPTQ with settings of its own for some modules (dynamic)")
+    form = _classic(section, "gptq", is_symmetric=section.get("sym"))
+    return replace(form, zero_offset=0 if fmt == "gptq_v2" else 1)
+
+
+def _awq(section: Mapping[str, Any]) -> SourceForm:
+    version = str(section.get("version") or "gemm").lower()
+    if version != "gemm":
+        raise _unsupported(f"AWQ version {version!r}", "gemm is read")
+    has_zero_points = section.get("zero_point")
+    is_symmetric = None if has_zero_points is None else has_zero_points is False
+    return _classic(section, "awq", is_symmetric=is_symmetric)
+
+
+def _auto_round(section: Mapping[str, Any]) -> SourceForm:
+    packing = str(section.get("packing_format") or "").lower()
+    if packing not in ("auto_round:auto_gptq", "auto_round:auto_awq"):
+        raise _unsupported(f"auto-round packing_format {packing!r}", "auto_round:auto_gptq and auto_round:auto_awq are")
+    if str(section.get("data_type") or "int").lower() != "int":
+        raise _unsupported(f"auto-round data_type {section['data_type']!r}")
+    layout = packing.removeprefix("auto_round:auto_")
+    form = _classic(section, layout, is_symmetric=section.get("sym"))
+    return replace(form, zero_offset=1 if layout == "gptq" else 0)
+
+
+def _classic(section: Mapping[str, Any], layout: str, *, is_symmetric: Any) -> SourceForm:
+    """AutoGPTQ's and AutoAWQ's tensors: ``qweight``, ``scales``, ``qzeros``."""
+    if section.get("bits", section.get("w_bit")) != 4:
+        raise _unsupported(f"{layout} of {section.get('bits', section.get('w_bit'))} bits", "4 bits are read")
+    if type(is_symmetric) is not bool:
+        raise _unsupported(f"a {layout} section that does not say whether it has zero points")
+    size = section.get("group_size", section.get("q_group_size"))
+    if type(size) is not int or size <= 0:
+        raise _unsupported(f"{layout} with group_size {size!r}", "groups of 32, 64 or 128 are read")
+    return SourceForm(int4_group_size=size, int4_layout=layout, is_symmetric=is_symmetric)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceMethod:
     """How one ``quant_method`` is read, and what it stands for, in words."""
@@ -144,8 +211,12 @@ SOURCE_METHODS: Mapping[str, SourceMethod] = {
         read=_compressed_tensors,
         forms=(
             "E4M3 per block, channel or tensor (`float-quantized`)",
-            "symmetric INT4 in groups (`pack-quantized`): passed through bit for bit",
+            "INT4 in groups (`pack-quantized`, also beside native FP8): passed through or laid out anew, bit for bit",
         ),
     ),
+    "w4afp8": SourceMethod(read=_w4afp8, forms=("SGLang's W4AFP8: laid out anew bit for bit",)),
+    "gptq": SourceMethod(read=_gptq, forms=("GPTQ of 4 bits (`gptq`, `gptq_v2`), without activation order",)),
+    "awq": SourceMethod(read=_awq, forms=("AWQ of 4 bits (`gemm`)",)),
+    "auto-round": SourceMethod(read=_auto_round, forms=("auto-round of 4 bits in GPTQ's or AWQ's packing",)),
     "modelopt": SourceMethod(read=_modelopt, forms=("E4M3 per tensor or channel, also from `hf_quant_config.json`",)),
 }

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 
+from quantkit.checkpoint.file_names import CONFIG_NAME
 from quantkit.codecs.fp8_block import Fp8Block
+from quantkit.codecs.int4_group import Int4Group
+from quantkit.errors import SourceError
 from quantkit.families.family import ExpectedTensor, Role
-from quantkit.layouts import compressed_tensors as ct
-from quantkit.tensors import BF16, F8_E4M3, F32, I32, DType, TensorSpec
+from quantkit.layouts import LAYOUTS
+from quantkit.tensors import F8_E4M3, F32, I32, DType, TensorSpec
 from quantkit.weights.source_form import SourceForm
 
 WEIGHT = "weight"
@@ -27,10 +30,7 @@ def stored_leaves(
     if not is_quantizable(leaf, spec):
         yield leaf, spec
     elif form.int4_group_size is not None and role is Role.ROUTED_EXPERT:
-        rows, cols = spec.shape
-        yield ct.PACKED, TensorSpec(I32, (rows, cols // ct.CODES_PER_WORD))
-        yield ct.SCALE, TensorSpec(BF16, (rows, cols // form.int4_group_size))
-        yield ct.SHAPE, TensorSpec(shape_dtype, (2,))
+        yield from _int4_leaves(spec, form, shape_dtype)
     elif form.fp8_blocks and is_fp8:
         rows, cols = spec.shape
         block_rows, block_cols = form.block_size(rows, cols)
@@ -39,6 +39,21 @@ def stored_leaves(
         yield "weight_scale_inv", TensorSpec(F32, grid)
     else:
         yield leaf, spec
+
+
+def _int4_leaves(spec: TensorSpec, form: SourceForm, shape_dtype: DType) -> Iterator[tuple[str, TensorSpec]]:
+    """Raises SourceError for a layout that is only read from headers."""
+    assert form.int4_group_size is not None
+    if form.int4_layout not in LAYOUTS:
+        raise SourceError(
+            f"which tensors a {form.int4_layout} checkpoint holds is not known from its config alone",
+            file=CONFIG_NAME,
+            remedy="name the checkpoint directory",
+        )
+    rows, cols = spec.shape
+    scheme = Int4Group(group_size=form.int4_group_size, zero_points=not form.is_symmetric)
+    for part, stored in LAYOUTS[form.int4_layout].stored(scheme, rows, cols).items():
+        yield stored.leaf, TensorSpec(shape_dtype, stored.spec.shape) if part == "shape" else stored.spec
 
 
 def stored_specs(expected: Iterable[ExpectedTensor], form: SourceForm) -> Iterator[tuple[str, TensorSpec]]:

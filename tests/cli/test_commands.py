@@ -322,7 +322,7 @@ def test_options_are_frozen():
     import re
 
     found = {}
-    for command in ("convert", "plan", "verify", "inspect", "card", "memory-plan", "recipes"):
+    for command in ("convert", "plan", "verify", "inspect", "relayout", "card", "memory-plan", "recipes"):
         text = run(command, "--help", env={"COLUMNS": "200"}).stdout
         found[command] = sorted(
             set(re.findall(r"(?<=[ /])--?[a-z][a-z-]*", text.split("Options:")[1])) - {"--help", "-h"}

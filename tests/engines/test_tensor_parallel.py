@@ -107,3 +107,23 @@ def test_a_family_without_known_rules_is_never_ok():
     found = legal_tp(family=FAMILIES["generic"], config=config, group_size=32)
     assert {verdict.status for verdict in found} == {"unknown"}
     assert len(found) == len(TP_SIZES) * len(ENGINES)
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind", "sizes"),
+    [
+        ("sglang", "w4a16", (1, 2, 4, 8, 16)),
+        ("vllm", "w4a16", (1, 2, 4, 8, 16)),
+        ("sglang", "zero points", ()),
+        ("vllm", "zero points", (1, 2, 4, 8, 16)),
+        ("sglang", "w4a8", (1, 2, 4, 8, 16)),
+        ("vllm", "w4a8", (1, 2, 4, 8)),
+        ("sglang", "w4afp8", (1, 2, 4, 8, 16)),
+        ("vllm", "w4afp8", ()),
+    ],
+)
+def test_experts_of_every_kind(engine, kind, sizes):
+    """Of 2048 columns in groups of 128: vLLM's W4A8 kernel wants 256 on a rank."""
+    config = published_config("glm-5.2")
+    found = legal_tp(family=family_of(config), config=config, group_size=128, kind=kind)
+    assert legal_sizes(found, engine) == sizes

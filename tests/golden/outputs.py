@@ -14,6 +14,10 @@ CASES: dict[str, dict[str, Any]] = {
     "search-g64-positive": {"group_size": 64, "signed_scales": False},
     "search-g128": {"group_size": 128},
     "absmax-g32": {"scales": "absmax"},
+    "w4afp8": {"layout": "w4afp8"},
+    "fp8-g32": {"rest": "fp8"},
+    "native-fp8-g32": {"rest": "fp8-native", "engine": "sglang"},
+    "w4a8": {"activations": "fp8-dynamic"},
 }
 
 

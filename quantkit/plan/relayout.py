@@ -1,0 +1,127 @@
+"""INT4 that the source holds already: it passes through, or is laid out anew, and is never requantized."""
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
+from typing import Any, NoReturn, cast
+
+from quantkit.checkpoint.file_names import CONFIG_NAME
+from quantkit.checkpoint.source import Checkpoint
+from quantkit.codecs.int4_group import Int4Group
+from quantkit.codecs.opaque import NativeInt4
+from quantkit.errors import RecipeError
+from quantkit.families.family import Role
+from quantkit.layouts import Layout, w4afp8
+from quantkit.plan.plan import CARRIED, Action, Job, Output, Plan
+from quantkit.tensors import BF16, F16
+from quantkit.weights.source_form import SourceForm, source_form
+from quantkit.weights.weight import Weight
+
+_GROUP_SIZES = (32, 64, 128)
+
+
+def native_settings(checkpoint: Checkpoint, settings: Mapping[str, object]) -> dict[str, Any]:
+    """Settings of a recipe, with those that INT4 of the source leaves no choice of where nothing else is asked for.
+
+    Raises RecipeError for groups that no engine reads.
+    """
+    form = source_form(checkpoint.quantization)
+    asked = {key: value for key, value in settings.items() if value is not None}
+    if form.int4_group_size is None:
+        return asked
+    if form.int4_group_size not in _GROUP_SIZES:
+        raise RecipeError(
+            f"the source is INT4 in groups of {form.int4_group_size}, and engines read 32, 64 and 128",
+            file=CONFIG_NAME,
+            remedy="convert the FP8 or BF16 source instead",
+        )
+    needs_128 = asked.get("layout") == w4afp8.METHOD or asked.get("activations") == "fp8-dynamic"
+    if needs_128 and form.int4_group_size != w4afp8.GROUP_SIZE:
+        raise RecipeError(
+            f"the source is INT4 in groups of {form.int4_group_size}, and kernels for FP8 activations read 128",
+            file=CONFIG_NAME,
+            remedy="convert the FP8 source again with --group-size 128 --positive-scales",
+        )
+    found: dict[str, object] = {"group_size": form.int4_group_size}
+    if not form.is_symmetric and asked.get("layout") != w4afp8.METHOD:
+        found["zero_points"] = True
+    return found | asked
+
+
+def check_native(weights: Mapping[str, Weight], form: SourceForm, scheme: Int4Group, layout: Layout) -> None:
+    """Raise RecipeError where the output could not hold native INT4 as it is."""
+    native = next((weight for weight in weights.values() if weight.is_native_int4), None)
+    if native is None:
+        return
+    if form.int4_group_size != scheme.group_size:
+        _refuse(
+            native,
+            f"is INT4 already, in groups of {form.int4_group_size}: it passes through and is never requantized",
+            f"leave --group-size out, or give {form.int4_group_size}"
+            if layout.name != w4afp8.METHOD
+            else "convert the FP8 source again with --group-size 128 --positive-scales",
+        )
+    if not form.is_symmetric and (layout.name == w4afp8.METHOD or not scheme.zero_points):
+        _refuse(
+            native,
+            f"has zero points, which {'w4afp8' if layout.name == w4afp8.METHOD else 'symmetric INT4'} has no place for",
+            "leave --symmetric and --format out, or convert the FP8 source again",
+        )
+    if form.is_symmetric and scheme.zero_points:
+        _refuse(native, "is symmetric INT4 already, and is never requantized", "leave --zero-points out")
+
+
+def _refuse(native: Weight, message: str, remedy: str) -> NoReturn:
+    raise RecipeError(message, tensor=native.stored.name, file=native.stored.path.name, remedy=remedy)
+
+
+def lay_out_anew(
+    actions: MutableMapping[str, Action], weights: Mapping[str, Weight], scheme: Int4Group, layout: Layout
+) -> None:
+    """Native INT4 of another layout, and of any where every scale is to be looked at."""
+    for name, weight in weights.items():
+        if weight.is_native_int4:
+            is_same = cast(NativeInt4, weight.codec).layout == layout.name
+            must_look = not scheme.signed and not scheme.zero_points
+            actions[name] = Action.COPY if is_same and not must_look else Action.RELAYOUT
+
+
+def relayout_job(weight: Weight, role: Role, scheme: Int4Group, layout: Layout) -> Job:
+    """Scales keep their dtype: nothing is rounded here."""
+    codec = cast(NativeInt4, weight.codec)
+    scheme = replace(scheme, zero_points=not codec.is_symmetric, signed=scheme.signed or not codec.is_symmetric)
+    parts = layout.stored(scheme, weight.num_rows, weight.num_cols, weight.parts["scale"].spec.dtype)
+    outputs = {
+        part: Output(f"{weight.module}.{stored.leaf}", stored.spec, stored.has_rows) for part, stored in parts.items()
+    }
+    if layout.name == codec.layout:
+        outputs |= {
+            part: Output(stored.name, stored.spec, has_rows=False)
+            for part, stored in weight.parts.items()
+            if part in CARRIED
+        }
+    return Job(weight=weight, role=role, action=Action.RELAYOUT, outputs=outputs, scheme=scheme)
+
+
+def relayout_warnings(weights: Mapping[str, Weight], actions: Mapping[str, Action], layout: Layout) -> list[str]:
+    """What an engine will do otherwise than with the source."""
+    relaid = [weight for name, weight in weights.items() if actions[name] == Action.RELAYOUT]
+    warnings = []
+    moved = (weight for weight in relaid if cast(NativeInt4, weight.codec).layout != layout.name)
+    inputs = sum("input_scale" in weight.parts for weight in moved)
+    if inputs:
+        warnings.append(f"{inputs} static activation scales of the source are left out")
+    dtypes = {weight.parts["scale"].spec.dtype for weight in relaid}
+    if dtypes - {BF16}:
+        name = "FP16" if F16 in dtypes else "FP32"
+        warnings.append(f"scales stay in {name}, as in the source; engines round them to BF16 as they load them")
+    return warnings
+
+
+def check_moves(plan: Plan) -> None:
+    """Raise RecipeError for a source that holds no INT4: there is nothing to lay out."""
+    if not any(job.weight.is_native_int4 for job in plan.jobs):
+        raise RecipeError(
+            "the source holds no INT4: relayout moves codes that are there",
+            file=CONFIG_NAME,
+            remedy="quantkit convert makes INT4, in either --format",
+        )

@@ -55,7 +55,7 @@ def kept_experts(
         raise RecipeError(f"--mtp {recipe.mtp}: the source has no MTP layer", remedy="leave --mtp out")
     for name, weight in found.items():
         is_fp8 = isinstance(weight.codec, Fp8Block)
-        if weight.is_native_int4 or (recipe.mtp == "fp8" and not is_fp8):
+        if recipe.mtp != "drop" and (weight.is_native_int4 or (recipe.mtp == "fp8" and not is_fp8)):
             stored = "INT4" if weight.is_native_int4 else "not FP8"
             raise RecipeError(
                 f"is {stored} in the source, so not --mtp {recipe.mtp}", tensor=name, remedy="leave it out"

@@ -79,6 +79,7 @@ class Recipe(_Strict):
     ``source`` is None for a checkpoint named on the command line. ``rest``: what kept FP8 weights become; ``fp8``:
     they stay where the ``engines`` load that; ``fp8-native``: all of them, as SGLang alone loads it. ``mtp``: what the
     draft's routed experts become. ``activations``: how engines are told to quantize the input of INT4 modules.
+    ``input_scales``: of the experts of each layer, for w4afp8: of gate and up, and of down.
     """
 
     version: Literal[1]
@@ -93,6 +94,7 @@ class Recipe(_Strict):
     signed_scales: bool
     zero_points: bool = False
     activations: Activations = "none"
+    input_scales: dict[str, tuple[float, float]] = {}
     rest: Rest
     mtp: Mtp = "int4"
     rules: tuple[Rule, ...]

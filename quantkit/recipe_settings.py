@@ -38,6 +38,8 @@ def check_together(document: Mapping[str, Any]) -> None:
                 )
     if document.get("layout") == "w4afp8":
         _check_w4afp8(document)
+    elif document.get("input_scales"):
+        raise RecipeError("input scales are of w4afp8 alone", remedy="give --format w4afp8, or leave --stats out")
     if document.get("zero_points") and document.get("activations", "none") != "none":
         raise RecipeError(
             "--zero-points does not go with --activations: kernels for FP8 activations read symmetric INT4",

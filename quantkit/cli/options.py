@@ -53,6 +53,10 @@ ActivationsOption = Annotated[
         "--activations", metavar="none|fp8-dynamic", help="How engines quantize the input of INT4 [recipe: none]."
     ),
 ]
+StatsOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--stats", metavar="FILE", help="Largest inputs of experts (safetensors), for static scales: w4afp8."),
+]
 ZeroPointsOption = Annotated[
     Optional[bool],  # noqa: UP045
     typer.Option("--zero-points/--symmetric", help="Asymmetric INT4, which vLLM alone loads [recipe: symmetric]."),

@@ -9,6 +9,7 @@ from quantkit.engines.parallel import EngineName
 from quantkit.engines.tensor_parallel import TpVerdict, expert_kind, legal_tp
 from quantkit.engines.verdicts import EngineReport
 from quantkit.machine import uncollected
+from quantkit.plan.input_scales import read_input_scales
 from quantkit.plan.limits import Limits
 from quantkit.plan.make import make_plan
 from quantkit.plan.part import limited
@@ -27,6 +28,7 @@ class PlanRequest:
     recipe: str | None = None
     config: Path | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
+    stats: Path | None = None  # of the inputs, from calibration
     engine: EngineName | None = None
     targets: Sequence[str] = ()
     ignore: Sequence[str] = ()
@@ -51,7 +53,7 @@ def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
         engine=request.engine,
         targets=tuple(request.targets),
         ignore=tuple(request.ignore),
-        **native_settings(resolved.checkpoint, request.settings),
+        **native_settings(resolved.checkpoint, _with_statistics(request)),
     )
     plan = make_plan(
         recipe,
@@ -61,6 +63,14 @@ def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
         allow_incomplete=request.allow_incomplete,
     )
     return resolved, plan if request.limits is None else limited(plan, request.limits)
+
+
+def _with_statistics(request: PlanRequest) -> dict[str, object]:
+    """Settings, with the input scales of the statistics where there are any."""
+    if request.stats is None:
+        return dict(request.settings)
+    scales = {name: list(pair) for name, pair in read_input_scales(request.stats).items()}
+    return {**request.settings, "input_scales": scales}
 
 
 def check_room(resolved: ResolvedSource, plan: Plan, target: Path, *, spool_bytes: int) -> None:

@@ -22,6 +22,7 @@ def relayout(
         str, typer.Option("--format", metavar="compressed-tensors|w4afp8", help="How INT4 is laid out in OUT.")
     ],
     activations: opt.ActivationsOption = None,
+    stats: opt.StatsOption = None,
     rest: opt.RestOption = None,
     engine: opt.ServingEngineOption = None,
     allow_unservable: opt.AllowUnservableOption = False,
@@ -53,6 +54,7 @@ def relayout(
     request = PlanRequest(
         source=source,
         settings={"layout": format_, "activations": activations, "rest": rest, "rules": []},
+        stats=stats,
         engine=opt.check_engine_name(engine),
         allow_incomplete=allow_incomplete,
         headers_only=True,

@@ -62,7 +62,7 @@ def write_constants(shard: PlannedShard, writer: ShardWriter, layout: Layout) ->
     """What follows from shapes alone. First of all, since it stands in front: the file fills from its beginning."""
     for job in shard.jobs:
         if job.scheme is not None:
-            for part, array in layout.constants(job.weight.num_rows, job.weight.num_cols).items():
+            for part, array in job.constants(layout).items():
                 writer.write(job.outputs[part].name, array)
 
 

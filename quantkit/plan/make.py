@@ -13,7 +13,8 @@ from quantkit.codecs.int4_group import Int4Group
 from quantkit.engines.fusion import check_one_scheme, fused_group
 from quantkit.errors import RecipeError, SourceError
 from quantkit.families.family import Family, Role
-from quantkit.layouts import LAYOUTS, Layout
+from quantkit.layouts import LAYOUTS, Layout, w4afp8
+from quantkit.plan.input_scales import input_scale_of
 from quantkit.plan.kept_fp8 import fp8_job, fp8_warnings, kept_fp8_weights, loadable
 from quantkit.plan.mtp import kept_experts, mtp_layers, without_mtp
 from quantkit.plan.output_config import output_config, scheme_of
@@ -67,7 +68,7 @@ def make_plan(
     jobs = [
         fp8_job(weight, roles[name], recipe)
         if name in kept_fp8
-        else _job(weight, roles[name], actions[name], scheme, layout)
+        else _with_input_scale(_job(weight, roles[name], actions[name], scheme, layout), recipe)
         for name, weight in binding.weights.items()
     ]
     if not jobs:
@@ -226,6 +227,14 @@ def _job(weight: Weight, role: Role, action: Action, scheme: Int4Group, layout: 
     else:
         outputs = {part: Output(name=stored.name, spec=stored.spec) for part, stored in weight.parts.items()}
     return Job(weight=weight, role=role, action=action, outputs=outputs)
+
+
+def _with_input_scale(job: Job, recipe: Recipe) -> Job:
+    bits = input_scale_of(job.weight, recipe.input_scales) if job.is_int4 else None
+    if bits is None:
+        return job
+    output = Output(f"{job.weight.module}.{w4afp8.INPUT_SCALE}", TensorSpec(BF16, ()), has_rows=False)
+    return job._replace(outputs={**job.outputs, "input_scale": output}, input_scale=bits)
 
 
 def _shards(jobs: Sequence[Job], checkpoint: Checkpoint) -> tuple[PlannedShard, ...]:

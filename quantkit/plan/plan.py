@@ -7,6 +7,9 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quantkit.checkpoint.header import encode_header
 from quantkit.checkpoint.source import Checkpoint
 from quantkit.checkpoint.writer import METADATA
@@ -41,13 +44,17 @@ class Output(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One weight and its output tensors by part; ``scheme`` is set where INT4 is written in the plan's layout."""
+    """One weight and its output tensors by part; ``scheme`` is set where INT4 is written in the plan's layout.
+
+    ``input_scale``: BF16 bits of a static scale that is written beside it.
+    """
 
     weight: Weight
     role: Role
     action: Action
     outputs: Mapping[str, Output]
     scheme: Int4Group | None = None
+    input_scale: int | None = None
 
     @property
     def is_int4(self) -> bool:
@@ -62,7 +69,15 @@ class Job(NamedTuple):
     @property
     def carried(self) -> tuple[str, ...]:
         """Parts that are copied beside INT4 that is laid out anew."""
-        return tuple(part for part in CARRIED if part in self.outputs) if self.action == Action.RELAYOUT else ()
+        is_carried = self.action == Action.RELAYOUT and self.input_scale is None
+        return tuple(part for part in CARRIED if part in self.outputs) if is_carried else ()
+
+    def constants(self, layout: Layout) -> Mapping[str, NDArray[Any]]:
+        """Parts that do not depend on the weight's values."""
+        constants = dict(layout.constants(self.weight.num_rows, self.weight.num_cols))
+        if self.input_scale is not None:
+            constants["input_scale"] = np.array(self.input_scale, dtype=np.uint16)
+        return constants
 
     @property
     def output_bytes(self) -> int:

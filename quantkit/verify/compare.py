@@ -110,7 +110,7 @@ def _compare(task: Task, plan: Plan, output: Checkpoint, comparison: Comparison)
 
 def _compare_constants(job: Job, plan: Plan, output: Checkpoint, comparison: Comparison) -> list[Callable[[], None]]:
     bookings = []
-    for part, expected in plan.layout.constants(job.weight.num_rows, job.weight.num_cols).items():
+    for part, expected in job.constants(plan.layout).items():
         name = job.outputs[part].name
         stored_bytes = _read_output(output.tensors[name], 0, expected.nbytes)
         got = stored_bytes.view(expected.dtype).reshape(expected.shape)

@@ -1,0 +1,76 @@
+"""Static scales of the activations of `w4afp8` experts, from the largest inputs that calibration saw.
+
+SGLang divides the input of all experts of a layer by one number for gate and up and by one for down: the largest
+``input_scale`` among them, 1 where an expert has none. So all experts of a layer are given the same two.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from quantkit.checkpoint.header import read_header
+from quantkit.checkpoint.reader import read_tensor
+from quantkit.errors import RecipeError, SourceError
+from quantkit.numerics import bfloat16
+from quantkit.tensors import F32
+from quantkit.weights.weight import Weight
+
+SUFFIX = ".input_absmax"
+_LARGEST_FP8 = 448.0
+_DOWN = ".down_proj"
+_EXPERTS = ".experts."
+
+
+def read_input_scales(path: Path) -> dict[str, tuple[float, float]]:
+    """Layer's experts (``model.layers.3.mlp.experts``) to the scales of gate and up, and of down; BF16 values.
+
+    ``path``: safetensors with ``MODULE.input_absmax`` F32 of any shape, the largest absolute inputs of a module. Raises
+    SourceError where it holds none, or what cannot be meant.
+    """
+    largest: dict[str, list[float]] = {}
+    for tensor in read_header(path).tensors:
+        module = tensor.name.removesuffix(SUFFIX)
+        if module == tensor.name or _EXPERTS not in module:
+            continue
+        if tensor.spec.dtype != F32:
+            raise SourceError("is not F32", tensor=tensor.name, file=path, remedy="calibrate again")
+        values = read_tensor(tensor).view(np.float32)
+        top = float(values.max(initial=0)) if np.isfinite(values).all() and (values >= 0).all() else -1.0
+        if top < 0:
+            raise SourceError("holds NaN, Inf or less than 0", tensor=tensor.name, file=path, remedy="calibrate again")
+        parent = module.rpartition(_EXPERTS)[0] + ".experts"
+        ends = largest.setdefault(parent, [0.0, 0.0])
+        is_down = int(module.endswith(_DOWN))
+        ends[is_down] = max(ends[is_down], top)
+    if not largest:
+        raise SourceError(f"holds no MODULE{SUFFIX} of experts", file=path, remedy="name what quantkit calibrate made")
+    for parent, ends in largest.items():
+        if not all(ends):
+            raise SourceError("no token has reached its experts", tensor=parent, file=path, remedy="use more text")
+    return {parent: (_scale(ends[0]), _scale(ends[1])) for parent, ends in sorted(largest.items())}
+
+
+def _scale(absmax: float) -> float:
+    """The smallest BF16 at which the largest input is no more than FP8 holds: the loader keeps scales in BF16."""
+    wanted = absmax / _LARGEST_FP8
+    bits = bfloat16.from_float64(np.array([wanted]))
+    if float(bfloat16.to_float32(bits)[0]) < wanted:
+        bits = bits + np.uint16(1)
+    return float(bfloat16.to_float32(bits)[0])
+
+
+def input_scale_of(weight: Weight, scales: Mapping[str, tuple[float, float]]) -> int | None:
+    """Bits of an expert's scale; None where there are none at all. Raises RecipeError for a layer without."""
+    if not scales:
+        return None
+    parent = weight.module.rpartition(_EXPERTS)[0] + ".experts"
+    if parent not in scales:
+        raise RecipeError(
+            "the statistics hold nothing of this layer, and the engine would take 1 for it",
+            tensor=weight.name,
+            file=weight.stored.path.name,
+            remedy="calibrate this checkpoint, or leave --stats out",
+        )
+    value = scales[parent][int(weight.module.endswith(_DOWN))]
+    return int(bfloat16.from_float64(np.array([value]))[0])

@@ -1,6 +1,7 @@
 """Eight INT4 codes in an int32 word, the lowest nibble first, each stored as code + 8.
 
-Suffixes: ``R`` rows, ``C`` columns, ``W`` words.
+Codes lie along a row, zero points along a column.
+Suffixes: ``R`` rows, ``C`` columns, ``G`` groups, ``W`` words.
 """
 
 import numpy as np
@@ -26,3 +27,13 @@ def unpack_int4(packed_RW: NDArray[np.int32], num_cols: int) -> NDArray[np.int8]
     assert num_words == -(-num_cols // 8), (num_words, num_cols)
     nibbles = (np.ascontiguousarray(packed_RW).view(np.uint32)[..., None] >> _SHIFT_8) & np.uint32(15)
     return (nibbles.astype(np.int8) - np.int8(8)).reshape(num_rows, num_words * 8)[:, :num_cols]
+
+
+def pack_rows_int4(zero_RG: NDArray[np.int8]) -> NDArray[np.int32]:
+    """Nibble i of word w is row 8w + i; a last word that is not full ends in nibbles of 0."""
+    return np.ascontiguousarray(pack_int4(np.ascontiguousarray(zero_RG.T)).T)
+
+
+def unpack_rows_int4(packed_WG: NDArray[np.int32], num_rows: int) -> NDArray[np.int8]:
+    """The first ``num_rows`` rows."""
+    return np.ascontiguousarray(unpack_int4(np.ascontiguousarray(packed_WG.T), num_rows).T)

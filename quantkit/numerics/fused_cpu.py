@@ -26,7 +26,10 @@ from quantkit.numerics.simd import LANES
 
 Packed = NDArray[np.int32]
 Bits = NDArray[np.uint16]
+Zeros = NDArray[np.int8]
 Sums = NDArray[np.float64]
+
+_NO_ZEROS = input_bytes(np.empty(0, np.int8), 0)
 
 
 def _quantize(
@@ -104,6 +107,7 @@ def _error_rows(
     packed_RW: Packed,
     scale_RG: Bits,
     group_size: int,
+    zero_RG: Zeros | None,
 ) -> tuple[Sums, Sums]:
     num_rows, num_cols = array_RC.shape
     assert group_size in CANDIDATES, group_size
@@ -117,9 +121,10 @@ def _error_rows(
         source = input_bytes(array_RC, LANES * group_size)
         packed = input_bytes(packed_RW, LANES * group_size // 8)
         int4_scale = input_bytes(scale_RG, LANES)
+        int4_zero = _NO_ZEROS if zero_RG is None else input_bytes(zero_RG, LANES)
         error_tiles(
             *(source, kind, scale, padded_groups, group_size, groups_per_row),
-            *(packed, int4_scale, scratch(), error2, reference2),
+            *(packed, int4_scale, int4_zero, scratch(), error2, reference2),
         )
     return error2[:num_rows], reference2[:num_rows]
 
@@ -133,17 +138,23 @@ def error_rows_fp8(
     block: tuple[int, int],
     row_offset: int = 0,
     group_size: int,
+    zero_RG: Zeros | None = None,
 ) -> tuple[Sums, Sums]:
     """``metrics.error_rows`` against FP8 codes without NaN."""
     if not has_one_scale_per_group(block[1], group_size):
         values_RC = decode_fp8(codes_RC, scale_BB, block, row_offset, np.float32)
-        return error_rows_values(values_RC, packed_RW, scale_RG, group_size=group_size)
+        return error_rows_values(values_RC, packed_RW, scale_RG, group_size=group_size, zero_RG=zero_RG)
     scale = group_scales(codes_RC, scale_BB, block, row_offset, group_size)
-    return _error_rows(codes_RC, FP8, scale, packed_RW, scale_RG, group_size)
+    return _error_rows(codes_RC, FP8, scale, packed_RW, scale_RG, group_size, zero_RG)
 
 
 def error_rows_values(
-    values_RC: Bits | NDArray[np.float32], packed_RW: Packed, scale_RG: Bits, *, group_size: int
+    values_RC: Bits | NDArray[np.float32],
+    packed_RW: Packed,
+    scale_RG: Bits,
+    *,
+    group_size: int,
+    zero_RG: Zeros | None = None,
 ) -> tuple[Sums, Sums]:
     """``metrics.error_rows`` against BF16 (uint16) or float32 values."""
-    return _error_rows(values_RC, kind_of(values_RC), NO_SCALES, packed_RW, scale_RG, group_size)
+    return _error_rows(values_RC, kind_of(values_RC), NO_SCALES, packed_RW, scale_RG, group_size, zero_RG)

@@ -151,4 +151,5 @@ def _round_levels(
     """One float32 multiplication, half to even, then clamped to the levels of codes -8..7."""
     rounded_RGS = np.rint(x_RGS.astype(np.float32) * inverse_RG[..., None])
     zero_RG1 = zero_RG[..., None].astype(np.float32)
-    return np.clip(rounded_RGS, -8 - zero_RG1, 7 - zero_RG1).astype(np.int64)
+    levels_RGS: NDArray[np.float32] = np.clip(rounded_RGS, -8 - zero_RG1, 7 - zero_RG1)
+    return levels_RGS.astype(np.int64)

@@ -126,7 +126,6 @@ def _search_tile(x, weight, moment, unit, group_size, candidates, spans, importa
     if len(importance) > 0:
         weigh_by_importance(importance, at, x, weight, moment, group_size)
     is_zero = (largest == splat_f32(0.0)) | (unit == splat_f64(0.0))
-    unit = select(is_zero, splat_f64(1.0), unit)
 
     amax = maximum(absolute(largest), splat_f32(1.0))
     ratio = _symmetric_tile(x, weight, moment, amax, group_size, candidates)

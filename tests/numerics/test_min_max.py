@@ -41,12 +41,14 @@ def _weight(kind, seed):
         values[:, 128:256] = rng.integers(-9, 10, (24, 128)) * 2.0**-133
     elif kind == "huge":
         values *= np.float32(1e6)
+    elif kind == "beyond":  # the range, and so the scale, is infinite
+        values = np.float32(3e38) * np.sign(values)
     elif kind == "mixed":
         values *= np.exp(rng.uniform(-80, 80, values.shape)).astype(np.float32)
     return from_float32(values)
 
 
-KINDS = ("gauss", "tied", "one sign", "one value", "outlier", "zero", "tiny", "underflow", "huge", "mixed")
+KINDS = ("gauss", "tied", "one sign", "one value", "outlier", "zero", "tiny", "underflow", "huge", "beyond", "mixed")
 
 
 @pytest.mark.parametrize("group_size", [32, 64, 128])

@@ -69,6 +69,7 @@ def test_values_give_the_bytes_of_the_specification(kind, group_size, scales, as
         values += rng.standard_normal((rows, cols // 32)).repeat(32, 1).astype(np.float32)
         values *= np.exp(rng.uniform(-80, 80, (rows, cols // 32))).astype(np.float32).repeat(32, 1)
         values[rng.random((rows, cols // 32)).repeat(32, 1) < 0.1] = -0.0
+        values[0, :32] = rng.choice([1.5e38, -1.5e38, 1.0], 32)
         values[-1, :32] = np.float32(1e-44) * rng.integers(-9, 9, 32).astype(np.float32)
         source = bfloat16.from_float32(values) if kind == "bf16" else values
         wide = bfloat16.to_float32(source) if kind == "bf16" else source

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 Bits = NDArray[np.uint16]
 
 MIN_NORMAL = 2.0**-126
+MAX_FINITE = 255 * 2.0**120
 _QUIET_NAN = np.uint16(0x7FC0)
 
 

@@ -45,7 +45,7 @@ from quantkit.numerics.simd import (
 
 
 @_jit
-def _grid_tile(kind, first, group_size, scale, x):  # type: ignore[no-untyped-def]
+def grid_tile(kind, first, group_size, scale, x):  # type: ignore[no-untyped-def]
     """Values to integers, in place (the codes of FP8 are integers already); returns the unit of each lane."""
     if kind == FP8:
         return f32_to_f64(load_f32(scale, first)) * splat_f64(E4M3_UNIT)
@@ -66,7 +66,7 @@ def _round_codes(y, inverse):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _weigh_tile(x, weight, moment, group_size):  # type: ignore[no-untyped-def]
+def weigh_tile(x, weight, moment, group_size):  # type: ignore[no-untyped-def]
     """Fill ``weight`` with w, ``moment`` with w*x; returns each lane's first element of largest magnitude."""
     largest = splat_f32(0.0)
     squares = splat_f64(0.0)
@@ -86,7 +86,7 @@ def _weigh_tile(x, weight, moment, group_size):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _weigh_by_importance(importance, at, x, weight, moment, group_size):  # type: ignore[no-untyped-def]
+def weigh_by_importance(importance, at, x, weight, moment, group_size):  # type: ignore[no-untyped-def]
     """Put what is known of the input channels in the place of w; ``at``: the byte of the first lane's channel."""
     for k in range(0, group_size, 2):
         words = gather_words(importance, at + 2 * k, 2 * group_size)
@@ -98,11 +98,21 @@ def _weigh_by_importance(importance, at, x, weight, moment, group_size):  # type
 
 
 @_jit
+def round_scale(scale):  # type: ignore[no-untyped-def]
+    """The bits of the nearest BF16 of positive float64, ties to even, at least the smallest normal. No NaN."""
+    word = f64_bits_as_i64(maximum(scale, splat_f64(MIN_NORMAL)))
+    odd = (word >> splat_i64(45)) & splat_i64(1)
+    # drop 45 of 52 bits of significand, then the exponent's bias becomes that of BF16
+    rounded = ((word + splat_i64((1 << 44) - 1) + odd) >> splat_i64(45)) - splat_i64((1023 - 127) << 7)
+    return i64_to_i32(select(rounded < splat_i64(0x7F80), rounded, splat_i64(0x7F80)))
+
+
+@_jit
 def _search_tile(x, weight, moment, unit, group_size, candidates, is_signed, importance, at):  # type: ignore[no-untyped-def]
     """What to multiply x by to get codes, and the bits of the scales. The bit budget stands in search.py."""
-    largest = _weigh_tile(x, weight, moment, group_size)
+    largest = weigh_tile(x, weight, moment, group_size)
     if len(importance) > 0:
-        _weigh_by_importance(importance, at, x, weight, moment, group_size)
+        weigh_by_importance(importance, at, x, weight, moment, group_size)
     amax = maximum(absolute(largest), splat_f32(1.0))
     flip = splat_f32(1.0)
     if is_signed:
@@ -125,11 +135,7 @@ def _search_tile(x, weight, moment, unit, group_size, candidates, is_signed, imp
         best_score = select(is_better, score, best_score)
         best_a = select(is_better, absolute(a), best_a)
         best_b = select(is_better, wide_b, best_b)
-    word = f64_bits_as_i64(maximum(best_a / best_b * unit, splat_f64(MIN_NORMAL)))
-    odd = (word >> splat_i64(45)) & splat_i64(1)
-    # drop 45 of 52 bits of significand, then the exponent's bias becomes that of BF16
-    rounded = ((word + splat_i64((1 << 44) - 1) + odd) >> splat_i64(45)) - splat_i64((1023 - 127) << 7)
-    bits = i64_to_i32(select(rounded < splat_i64(0x7F80), rounded, splat_i64(0x7F80)))
+    bits = round_scale(best_a / best_b * unit)
     magnitude = f32_to_f64(i32_bits_as_f32(bits << splat_i32(16)))
 
     is_zero = (largest == splat_f32(0.0)) | (unit == splat_f64(0.0))
@@ -189,7 +195,7 @@ def quantize_tiles(  # type: ignore[no-untyped-def]
             bits = _absmax_tile(x, group_size)
             inverse = splat_f32(1.0)
         else:
-            unit = _grid_tile(kind, first, group_size, scale, x)
+            unit = grid_tile(kind, first, group_size, scale, x)
             at = first % groups_per_row * group_size * 2
             inverse, bits = _search_tile(x, weight, moment, unit, group_size, candidates, is_signed, importance, at)
         _pack_tile(x, inverse, first, group_size, packed)

@@ -85,11 +85,12 @@ def error_tiles(  # type: ignore[no-untyped-def]
     groups_per_row,
     packed,
     int4_scale,
+    int4_zero,
     scratch,
     error2,
     reference2,
 ):
-    """Add each group's sums to its row, in the order of metrics.py."""
+    """Add each group's sums to its row, in the order of metrics.py. ``int4_zero`` (bytes): empty if all are 0."""
     x, _, sums = scratch
     done = 0
     for start in range(0, num_groups, LANES):
@@ -97,6 +98,11 @@ def error_tiles(  # type: ignore[no-untyped-def]
         load_tile(source, kind, first, group_size, x)
         decode_tile(kind, first, group_size, scale, x)
         step = f32_to_f64(i32_bits_as_f32(load_u16(int4_scale, first) << splat_i32(16)))
+        # the nibble of level 0
+        offset = splat_i32(8)
+        if len(int4_zero) > 0:
+            byte = load_u8(int4_zero, first)
+            offset = offset + (byte & splat_i32(0x7F)) - (byte & splat_i32(0x80))
         error = splat_f64(0.0)
         reference = splat_f64(0.0)
         for k in range(0, group_size, 8):
@@ -104,7 +110,7 @@ def error_tiles(  # type: ignore[no-untyped-def]
             for j in range(8):
                 nibble = (words >> splat_i32(4 * j)) & splat_i32(15)
                 value = f32_to_f64(load_f32(x, (k + j) * LANES))
-                difference = value - i32_to_f64(nibble - splat_i32(8)) * step
+                difference = value - i32_to_f64(nibble - offset) * step
                 error = error + difference * difference
                 reference = reference + value * value
         store_f64(sums, 0, error)

@@ -18,17 +18,20 @@ def error_rows(
     codes_RC: NDArray[np.int8],
     scale_RG: NDArray[np.uint16],
     group_size: int,
+    zero_RG: NDArray[np.int8] | None = None,
 ) -> tuple[Sums, Sums]:
-    """Per row, the sums of ``(v - code * scale)**2`` and of ``v**2``, where v is the decoded source weight.
+    """Per row, the sums of ``(v - (code - zero) * scale)**2`` and of ``v**2``, where v is the decoded source weight.
 
-    All in float64: the product of code and scale is exact; difference, squares and sums round one by one.
+    All in float64: the product with the scale is exact; difference, squares and sums round one by one.
     A group is summed in the order of its elements, starting from 0, then a row in the order of its groups.
     """
     num_rows, num_cols = reference_RC.shape
     assert num_cols % group_size == 0, (num_cols, group_size)
     v_RGS = reference_RC.reshape(num_rows, num_cols // group_size, group_size).astype(np.float64)
-    codes_RGS = codes_RC.reshape(v_RGS.shape)
-    error_RGS = v_RGS - codes_RGS * to_float32(scale_RG).astype(np.float64)[..., None]
+    levels_RGS = codes_RC.reshape(v_RGS.shape)
+    if zero_RG is not None:
+        levels_RGS = levels_RGS - zero_RG[..., None]  # from -15 to 15
+    error_RGS = v_RGS - levels_RGS * to_float32(scale_RG).astype(np.float64)[..., None]
     return _sum_in_order(error_RGS * error_RGS), _sum_in_order(v_RGS * v_RGS)
 
 

@@ -1,6 +1,7 @@
 """Eight INT4 codes in an int32 word, the lowest nibble first, each stored as code + 8.
 
-Suffixes: ``R`` rows, ``C`` columns, ``W`` words, ``G`` groups along C.
+Codes lie along a row, zero points along a column.
+Suffixes: ``R`` rows, ``C`` columns, ``G`` groups, ``W`` words.
 """
 
 from typing import Any, NamedTuple
@@ -45,10 +46,10 @@ def unpack_int4(packed_RW: NDArray[np.int32], num_cols: int) -> NDArray[np.int8]
 
 
 def pack_rows_int4(zero_RG: NDArray[np.int8]) -> NDArray[np.int32]:
-    """Int32 [R/8, G]: nibble i of a word is row 8w + i, as code + 8; missing rows of the last word are nibbles of 0."""
-    return np.ascontiguousarray(pack_int4(zero_RG.T).T)
+    """Nibble i of word w is row 8w + i; a last word that is not full ends in nibbles of 0."""
+    return np.ascontiguousarray(pack_int4(np.ascontiguousarray(zero_RG.T)).T)
 
 
-def unpack_rows_int4(packed: NDArray[np.int32], num_rows: int) -> NDArray[np.int8]:
-    """The first ``num_rows`` rows of what ``pack_rows_int4`` made."""
-    return np.ascontiguousarray(unpack_int4(np.ascontiguousarray(packed.T), num_rows).T)
+def unpack_rows_int4(packed_WG: NDArray[np.int32], num_rows: int) -> NDArray[np.int8]:
+    """The first ``num_rows`` rows."""
+    return np.ascontiguousarray(unpack_int4(np.ascontiguousarray(packed_WG.T), num_rows).T)

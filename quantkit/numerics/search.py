@@ -70,7 +70,7 @@ def quantize_search(
         first_RG1 = np.abs(x_RGS).argmax(-1)[..., None]
         flip_RG1 = np.where(np.take_along_axis(x_RGS, first_RG1, -1) > 0, -1, 1)
     y_RGS = flip_RG1 * x_RGS
-    weight_RGS = _weights(y_RGS, importance_C)
+    weight_RGS = element_weights(y_RGS, importance_C)
     ratio_RG = _best_ratio(y_RGS, weight_RGS, amax_RG1, CANDIDATES[group_size])
 
     scale_RG = from_float64(np.maximum(ratio_RG * unit_RG, MIN_NORMAL))
@@ -101,7 +101,7 @@ def _best_ratio(
     return best_ratio_RG
 
 
-def _weights(x_RGS: NDArray[np.int64], importance_C: NDArray[np.uint16] | None) -> NDArray[np.int64]:
+def element_weights(x_RGS: NDArray[np.int64], importance_C: NDArray[np.uint16] | None) -> NDArray[np.int64]:
     """``rms + |x|``, saturating; the integer square root is exact because the mean square is below 2**52."""
     mean_square_RG1 = (x_RGS * x_RGS).sum(-1, keepdims=True) // x_RGS.shape[-1]
     rms_RG1 = np.floor(np.sqrt(mean_square_RG1.astype(np.float64))).astype(np.int64)

@@ -42,6 +42,7 @@ MASK = Vector("mask", ir.IntType(1))
 
 _FLOATS = (F32, F64)
 _INTS = (I32, I64)
+_BYTES = ir.VectorType(ir.IntType(8), LANES)
 _SHORTS = ir.VectorType(ir.IntType(16), LANES)
 
 
@@ -108,14 +109,14 @@ def _define_load(vector: Vector, stored: Any = None) -> Any:
 
 load_f32 = _define_load(F32)
 load_f64 = _define_load(F64)
-load_u8 = _define_load(I32, ir.VectorType(ir.IntType(8), LANES))
+load_u8 = _define_load(I32, _BYTES)
 load_u16 = _define_load(I32, _SHORTS)
 
 
 def _define_store(vector: Vector, stored: Any = None) -> Any:
     """A store of 16 adjacent items; the index counts items. A narrower item takes the lower bits."""
     stored = stored or vector.llvm
-    item_bytes = {"i16": 2, "float": 4, "double": 8}[str(stored.element)]
+    item_bytes = {"i8": 1, "i16": 2, "float": 4, "double": 8}[str(stored.element)]
 
     @intrinsic
     def store(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
@@ -134,6 +135,7 @@ def _define_store(vector: Vector, stored: Any = None) -> Any:
 
 store_f32 = _define_store(F32)
 store_f64 = _define_store(F64)
+store_u8 = _define_store(I32, _BYTES)
 store_u16 = _define_store(I32, _SHORTS)
 
 

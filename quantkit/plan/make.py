@@ -14,6 +14,7 @@ from quantkit.engines.fusion import check_one_scheme, fused_group
 from quantkit.errors import RecipeError, SourceError
 from quantkit.families.family import Family, Role
 from quantkit.layouts import LAYOUTS, Layout, w4afp8
+from quantkit.numerics.packing import CODES_PER_WORD
 from quantkit.plan.input_scales import input_scale_of
 from quantkit.plan.kept_fp8 import fp8_job, fp8_warnings, kept_fp8_weights, loadable
 from quantkit.plan.mtp import kept_experts, mtp_layers, without_mtp
@@ -132,17 +133,20 @@ def _keep_undividable(
     scheme: Int4Group,
     family: Family,
 ) -> list[str]:
-    """A dimension that the group does not divide: an error for known experts, BF16 with a warning elsewhere."""
+    """A dimension that INT4 does not divide: an error for known experts, BF16 with a warning elsewhere."""
     kept = []
     for name, weight in weights.items():
-        if actions[name] != Action.INT4 or weight.num_cols % scheme.group_size == 0:
+        misfit = _misfit(weight, scheme) if actions[name] == Action.INT4 else ""
+        if not misfit:
             continue
         if roles[name] == Role.ROUTED_EXPERT and family.is_known:
             raise RecipeError(
-                f"has {weight.num_cols} columns, which groups of {scheme.group_size} do not divide",
+                misfit,
                 tensor=name,
                 file=weight.stored.path.name,
-                remedy=f"choose a --group-size that divides {weight.num_cols}",
+                remedy=f"choose a --group-size that divides {weight.num_cols}"
+                if weight.num_cols % scheme.group_size
+                else "leave --zero-points out",
             )
         kept.append(name)
     if not kept:
@@ -155,9 +159,19 @@ def _keep_undividable(
         actions[name] = _action(weights[name], roles[name], "keep")
     more = ", ..." if len(kept) > 3 else ""
     return [
-        f"{len(kept)} weights are not quantized: groups of {scheme.group_size} do not divide their columns, or those "
+        f"{len(kept)} weights are not quantized: groups of {scheme.group_size} do not divide their columns"
+        f"{', or words their rows' if scheme.zero_points else ''}, or those "
         f"of a sister ({', '.join(kept[:3])}{more})"
     ]
+
+
+def _misfit(weight: Weight, scheme: Int4Group) -> str:
+    """Why a weight cannot be INT4 in whole groups and words; empty where it can."""
+    if weight.num_cols % scheme.group_size:
+        return f"has {weight.num_cols} columns, which groups of {scheme.group_size} do not divide"
+    if scheme.zero_points and weight.num_rows % CODES_PER_WORD:
+        return f"has {weight.num_rows} rows, and zero points are packed by {CODES_PER_WORD}"
+    return ""
 
 
 def _check_no_unknown_experts(weights: Mapping[str, Weight], roles: Mapping[str, Role]) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.errors import ResourceError, UsageError
 from quantkit.numerics.packing import Int4Words
-from quantkit.transcode.kernels import Quantized, fp8_place, kernel_values, kernels_for
+from quantkit.transcode.kernels import Kernels, Quantized, fp8_place, kernel_values, kernels_for
 from quantkit.transcode.rows import Rows
 from quantkit.weights.weight import Weight
 
@@ -97,7 +97,7 @@ class Gpus:
         source_of = ON_GPU.get(weight.codec.name)
         if source_of is None:
             return kernels_for(weight)
-        return GpuKernels(lane=self.lane(), source_of=source_of, to_bf16=kernels_for(weight).to_bf16)
+        return GpuKernels(lane=self.lane(), source_of=source_of, on_cpu=kernels_for(weight))
 
     def lane(self) -> "Lane":
         """That of the calling thread; threads take the GPUs in turns, as they come."""
@@ -109,14 +109,21 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuKernels:
-    """INT4 on a GPU; decoding to BF16 is bound by the disk and stays where it is."""
+    """Symmetric INT4 on a GPU; decoding to BF16 is bound by the disk and stays where it is."""
 
     lane: "Lane"
     source_of: "Callable[[Rows], HostSource]"
-    to_bf16: Callable[[Rows], NDArray[np.uint16]]
+    on_cpu: Kernels
+
+    @property
+    def to_bf16(self) -> Callable[[Rows], NDArray[np.uint16]]:
+        """By the CPU."""
+        return self.on_cpu.to_bf16
 
     def quantize(self, rows: Rows, scheme: Int4Group) -> Quantized:
         """The words lie in the lane's buffers, until its next call. Raises ResourceError where memory ends."""
+        if scheme.zero_points:
+            return self.on_cpu.quantize(rows, scheme)
         started = time.thread_time()
         try:
             made = self.lane.quantize(

@@ -60,10 +60,10 @@ def _encode(rows: Rows, scheme: Int4Group) -> Int4Words:
         ints_RC, unit_RG = grid.fp8_grid(
             rows.parts["codes"], rows.parts["scale"], group_size=scheme.group_size, **fp8_place(rows)
         )
-        codes_RC, scale_RG = scheme.encode_grid(ints_RC, unit_RG)
+        made = scheme.encode_grid(ints_RC, unit_RG)
     else:
-        codes_RC, scale_RG = scheme.encode_values(codec.decode(rows.parts, rows.first_row))
-    return Int4Words(pack_int4(codes_RC), scale_RG)
+        made = scheme.encode_values(codec.decode(rows.parts, rows.first_row))
+    return Int4Words(pack_int4(made.codes_RC), made.scale_RG, made.zero_RG)
 
 
 def _to_bf16(rows: Rows) -> NDArray[np.uint16]:
@@ -75,7 +75,7 @@ def _to_bf16(rows: Rows) -> NDArray[np.uint16]:
 def _row_sums(rows: Rows, words: Int4Words, scheme: Int4Group) -> RowSums:
     values_RC = rows.weight.codec.decode(rows.parts, rows.first_row)
     codes_RC = unpack_int4(words.packed, rows.weight.num_cols)
-    return metrics.error_rows(values_RC, codes_RC, words.scale, group_size=scheme.group_size)
+    return metrics.error_rows(values_RC, codes_RC, words.scale, group_size=scheme.group_size, zero_RG=words.zero)
 
 
 COMPOSED = Kernels(encode=_encode, to_bf16=_to_bf16, row_sums=_row_sums)
@@ -88,17 +88,16 @@ def fp8_place(rows: Rows) -> dict[str, Any]:
 
 
 def _fp8_encode(rows: Rows, scheme: Int4Group) -> Int4Words:
-    from quantkit.numerics import fused_cpu
+    from quantkit.numerics import fused_cpu, fused_zero_points
 
-    packed_RW, scale_RG = fused_cpu.quantize_fp8(
-        rows.parts["codes"],
-        rows.parts["scale"],
-        group_size=scheme.group_size,
-        scales=scheme.scales,
-        signed=scheme.signed,
-        **fp8_place(rows),
-    )
-    return Int4Words(packed_RW, scale_RG)
+    codes_RC, scale_BB, options = rows.parts["codes"], rows.parts["scale"], _choice(scheme) | fp8_place(rows)
+    if scheme.zero_points:
+        return Int4Words(*fused_zero_points.quantize_fp8(codes_RC, scale_BB, **options))
+    return Int4Words(*fused_cpu.quantize_fp8(codes_RC, scale_BB, signed=scheme.signed, **options))
+
+
+def _choice(scheme: Int4Group) -> dict[str, Any]:
+    return {"group_size": scheme.group_size, "scales": scheme.scales}
 
 
 def _fp8_to_bf16(rows: Rows) -> NDArray[np.uint16]:
@@ -116,6 +115,7 @@ def _fp8_row_sums(rows: Rows, words: Int4Words, scheme: Int4Group) -> RowSums:
         words.packed,
         words.scale,
         group_size=scheme.group_size,
+        zero_RG=words.zero,
         **fp8_place(rows),
     )
 
@@ -127,18 +127,19 @@ def kernel_values(rows: Rows) -> Array:
 
 
 def _float_encode(rows: Rows, scheme: Int4Group) -> Int4Words:
-    from quantkit.numerics import fused_cpu
+    from quantkit.numerics import fused_cpu, fused_zero_points
 
-    packed_RW, scale_RG = fused_cpu.quantize_values(
-        kernel_values(rows), group_size=scheme.group_size, scales=scheme.scales, signed=scheme.signed
-    )
-    return Int4Words(packed_RW, scale_RG)
+    if scheme.zero_points:
+        return Int4Words(*fused_zero_points.quantize_values(kernel_values(rows), **_choice(scheme)))
+    return Int4Words(*fused_cpu.quantize_values(kernel_values(rows), **_choice(scheme), signed=scheme.signed))
 
 
 def _float_row_sums(rows: Rows, words: Int4Words, scheme: Int4Group) -> RowSums:
     from quantkit.numerics import fused_cpu
 
-    return fused_cpu.error_rows_values(kernel_values(rows), words.packed, words.scale, group_size=scheme.group_size)
+    return fused_cpu.error_rows_values(
+        kernel_values(rows), words.packed, words.scale, group_size=scheme.group_size, zero_RG=words.zero
+    )
 
 
 # source codec -> kernels; a test runs every key against COMPOSED

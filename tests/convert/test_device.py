@@ -139,14 +139,32 @@ def test_a_full_gpu_is_named(lanes, tiny_checkpoint, tmp_path, monkeypatch):
 def test_only_quantized_rows_go_to_the_gpu(lanes, tiny_checkpoint, tmp_path, monkeypatch):
     went, quantize = [], GpuKernels.quantize
 
-    def watched(kernels, rows, scheme, layout):
+    def watched(kernels, rows, scheme):
         went.append(rows.weight.name)
-        return quantize(kernels, rows, scheme, layout)
+        return quantize(kernels, rows, scheme)
 
     monkeypatch.setattr(GpuKernels, "quantize", watched)
     convert(tiny_checkpoint().directory, tmp_path / "out", device="cuda")
     assert len(set(went)) == 12
     assert all(".mlp.experts." in name for name in went)
+
+
+def test_what_no_gpu_has_a_kernel_for_is_done_by_the_processor(lanes, tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint().directory
+    options = {"zero_points": True, "engine": "vllm"}
+    convert(source, tmp_path / "golden", **options)
+    convert(source, tmp_path / "out", device="cuda", **options)
+    assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "golden")
+
+
+@pytest.mark.parametrize("layout", ["w4afp8", "compressed-tensors"])
+def test_layouts_of_gpus_are_those_of_the_processor(layout, lanes, tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint().directory
+    options = {"layout": layout, "group_size": 128, "signed_scales": False}
+    convert(source, tmp_path / "golden", **options)
+    convert(source, tmp_path / "out", device="cuda", **options)
+    assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "golden")
+    assert lanes
 
 
 @pytest.mark.parametrize(

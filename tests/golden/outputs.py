@@ -17,6 +17,7 @@ CASES: dict[str, dict[str, Any]] = {
     "w4afp8": {"layout": "w4afp8"},
     "fp8-g32": {"rest": "fp8"},
     "native-fp8-g32": {"rest": "fp8-native", "engine": "sglang"},
+    "zero-points-g32": {"zero_points": True, "engine": "vllm"},
     "w4a8": {"activations": "fp8-dynamic"},
 }
 

@@ -238,7 +238,7 @@ def test_digest_changes_with_any_source(tmp_path):
 
 
 def test_only_the_fused_path_imports_numba():
-    modules = ("absmax", "bfloat16", "fp8", "grid", "metrics", "packing", "search")
+    modules = ("absmax", "bfloat16", "fp8", "grid", "metrics", "min_max", "packing", "search", "zero_points")
     imports = "".join(f"import quantkit.numerics.{module}\n" for module in modules)
     result = _run(f"import sys\n{imports}print({{'numba', 'torch'}} & set(sys.modules))")
     assert result.stdout == "set()\n", result.stderr

@@ -167,7 +167,8 @@ def _scheme(manifest: Mapping[str, Any]) -> Iterator[str]:
 
 def _activations(recipe: Mapping[str, Any]) -> str:
     if recipe["layout"] == "w4afp8":
-        return "Activations of the experts are FP8, with a static scale: 1 where none is stored."
+        scales = "static scales from statistics of their inputs" if recipe["input_scales"] else "the static scale 1"
+        return f"Activations of the experts are FP8, with {scales}."
     if recipe["activations"] == "fp8-dynamic":
         return "Engines quantize the activations of INT4 modules to FP8 as they come."
     return "Activations are not quantized."

@@ -8,9 +8,9 @@ from compressed_tensors.compressors import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams
 
-import quantkit.transcode.kernels as kernels
 from quantkit.convert.local import Share, execute
 from quantkit.errors import RecipeError
+from quantkit.transcode import kernels
 from tests.cli.test_commands import run
 from tests.convert.helpers import convert, directory_bytes, load_output
 from tests.convert.plans import plan_of

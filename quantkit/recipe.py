@@ -18,7 +18,7 @@ from quantkit.families import FAMILIES, NEVER_QUANTIZED, Role
 from quantkit.numerics.scale_choice import ScaleChoice
 from quantkit.patterns import is_matched
 from quantkit.recipe_files import read_recipe_document, recipe_paths, recipes_directory
-from quantkit.recipe_settings import check_together, implied
+from quantkit.recipe_settings import check_together, implied, implied_engine
 
 Action = Literal["int4", "keep"]
 GroupSize = Literal[32, 64, 128]
@@ -170,15 +170,16 @@ def override(
 ) -> Recipe:
     """What the command line changes. ``targets`` replace the rules; ``ignore`` go before them as keep.
 
-    ``engine``: the only one that the output is for, with what the recipe says of it. ``settings``: fields of the
-    recipe; None leaves one as it is.
+    ``engine``: the only one that the output is for, with what the recipe says of it; by default that which alone loads
+    what is asked for. ``settings``: fields of the recipe; None leaves one as it is.
     """
     changes = {key: value for key, value in settings.items() if value is not None}
     _check_options(changes, (*targets, *ignore))
     document = recipe_document(recipe)
     document |= implied(document, changes) | changes
-    if engine is not None:
-        document["engines"] = {engine: document["engines"].get(engine, [])}
+    only = engine or implied_engine(changes)
+    if engine is not None or only in document["engines"]:
+        document["engines"] = {only: document["engines"].get(only, [])}
     if targets:
         document["rules"] = _pattern_rules(targets, "int4")
     document["rules"] = _pattern_rules(ignore, "keep") + document["rules"]

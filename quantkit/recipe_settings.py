@@ -24,6 +24,14 @@ def implied(document: Mapping[str, Any], given: Mapping[str, object]) -> dict[st
     return found
 
 
+_OF_ONE_ENGINE = (("layout", "w4afp8", "sglang"), ("rest", "fp8-native", "sglang"), ("zero_points", True, "vllm"))
+
+
+def implied_engine(given: Mapping[str, object]) -> str | None:
+    """The engine that alone loads what the settings ask for; None where both may."""
+    return next((engine for key, value, engine in _OF_ONE_ENGINE if given.get(key) == value), None)
+
+
 def check_together(document: Mapping[str, Any]) -> None:
     """Raise RecipeError for settings of a whole recipe that no output could have."""
     for key, value, option, settings in _IMPLIED:

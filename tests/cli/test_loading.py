@@ -134,3 +134,23 @@ def test_options_that_do_not_go_together(options, words, tmp_path):
     result = run("verify", tmp_path, *options)
     assert result.returncode == 2
     assert words in result.stderr
+
+
+@pytest.mark.parametrize("recipe", ["glm-5.2", "kimi-k2"])
+@pytest.mark.parametrize(
+    ("settings", "engines"),
+    [
+        ({"layout": "w4afp8"}, {"sglang"}),
+        ({"rest": "fp8-native"}, {"sglang"}),
+        ({"activations": "fp8-dynamic"}, {"sglang", "vllm"}),
+        ({"activations": "fp8-dynamic", "rest": "fp8"}, {"sglang", "vllm"}),
+        ({"zero_points": True}, {"vllm"}),
+    ],
+)
+def test_every_layout_of_the_real_names_loads(recipe, settings, engines):
+    config = recipes_directory() / "configs" / f"{recipe}.json"
+    _, plan = plan_request(PlanRequest(source=None, recipe=recipe, config=config, settings=settings))
+    launches = [replace(launch, parallel=Parallel(tp=8)) for launch in launches_of(plan.recipe)]
+    assert {launch.engine for launch in launches} == engines
+    for report in check_plan(plan, launches):
+        assert report.worst is Outcome.LOADS, report.rows[0]

@@ -7,7 +7,7 @@ import torch
 from compressed_tensors.quantization import QuantizationConfig
 
 from quantkit.errors import RecipeError
-from quantkit.recipe import default_recipe, override
+from quantkit.recipe import builtin_recipe, default_recipe, override
 from tests.cli.test_commands import document, run
 from tests.convert.helpers import convert, load_output, same
 from tests.convert.plans import plan_of
@@ -118,3 +118,19 @@ def test_settings_that_do_not_go_together(given, remedy):
     with pytest.raises(RecipeError) as caught:
         override(default_recipe("glm_moe_dsa", has_experts=True), **given)
     assert caught.value.remedy == remedy
+
+
+@pytest.mark.parametrize(
+    ("given", "engine", "engines"),
+    [
+        ({"layout": "w4afp8"}, None, {"sglang"}),
+        ({"rest": "fp8-native"}, None, {"sglang"}),
+        ({"zero_points": True}, None, {"vllm"}),
+        ({"activations": "fp8-dynamic"}, None, {"sglang", "vllm"}),
+        ({"zero_points": True}, "sglang", {"sglang"}),  # which the contract then refuses
+    ],
+)
+def test_a_form_of_one_engine_is_for_that(given, engine, engines):
+    recipe = override(builtin_recipe("glm-5.2"), engine=engine, **given)
+    assert set(recipe.engines) == engines
+    assert all(recipe.engines.values())

@@ -31,7 +31,7 @@ GroupSizeOption = Annotated[
 ]
 RestOption = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--rest", metavar="bf16|fp8", help="What FP8 weights beside INT4 experts become [default: bf16]."),
+    typer.Option("--rest", metavar="bf16|fp8|fp8-native", help="What FP8 weights beside INT4 become [default: bf16]."),
 ]
 CompareOption = Annotated[
     Optional[str],  # noqa: UP045

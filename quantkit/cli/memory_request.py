@@ -17,7 +17,7 @@ from quantkit.memory.model import Model
 from quantkit.memory.plan import MemoryPlan
 from quantkit.memory.resolve import recipe_model
 from quantkit.memory.rules import RULES
-from quantkit.memory.scheme import FORMATS, GROUP_SIZES, Format, Scheme
+from quantkit.memory.scheme import FORMATS, GROUP_SIZES, RESTS, Format, Scheme
 from quantkit.memory.serving import MemoryRequest
 from quantkit.memory.split import check_sizes
 from quantkit.recipe_files import recipe_summaries
@@ -158,7 +158,7 @@ def scheme_of_words(options: MemoryOptions, model: Model, word: str | None) -> S
     own = model.scheme
     rest = options.rest or (own.rest if own.experts == "int4" else "bf16")
     group_size = options.group_size or own.group_size or model.int4_group_size
-    return Scheme(experts="int4", rest="fp8" if rest == "fp8" else "bf16", group_size=group_size)
+    return Scheme(experts="int4", rest=next(one for one in RESTS if one == rest), group_size=group_size)
 
 
 def plan_one(options: MemoryOptions, model: Model) -> MemoryPlan:
@@ -237,7 +237,7 @@ def plan_overview(options: MemoryOptions) -> tuple[OverviewRow, ...]:
 def _check_words(options: MemoryOptions) -> None:
     known: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
         "--scheme": (options.scheme, FORMATS),
-        "--rest": (options.rest, ("bf16", "fp8")),
+        "--rest": (options.rest, RESTS),
         "--engine": (options.engine, ENGINES),
         "--role": (options.role, POOL_ROLES),
         "--kv-dtype": (options.kv_dtype, tuple(KV_DTYPE_WORDS)),

@@ -116,11 +116,6 @@ def _assumptions(serving: Serving, num_tokens: int) -> tuple[str, ...]:
         told.append(f"stored as {scheme}, where the source is {model.scheme}")
         if scheme.experts != "int4" or model.form.int4_group_size is not None:
             told.append(NOT_WRITTEN_YET)
-    if scheme.experts == "int4" and scheme.rest == "fp8":
-        told.append(
-            "the rest as in an FP8 source, kv_b_proj and the indexer included; convert --rest fp8 makes BF16 of gate "
-            "and up beside the experts, of kv_b_proj and of the indexer's wk, which SGLang would not load"
-        )
     if scheme.experts == "int4" and request.gpu.architecture.is_amd:
         architecture = request.gpu.architecture
         told.append(f"whether {request.engine} has a kernel for INT4 experts on {architecture} is not known")

@@ -89,7 +89,7 @@ class Model:
                 f"{self.name} is INT4 already, in groups of {self.form.int4_group_size}: it is never requantized",
                 remedy=f"leave --group-size out, or give {self.form.int4_group_size}",
             )
-        if scheme.rest == "fp8" and not (self.family.is_known or self.form.fp8_blocks):
+        if scheme.rest != "bf16" and not (self.family.is_known or self.form.fp8_blocks):
             raise RecipeError(
                 f"{self.name} is of an unknown family, so which of its weights an FP8 checkpoint holds is not known",
                 remedy="plan it as it is stored, or with --to bf16 or --to int4",

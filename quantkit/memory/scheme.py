@@ -6,15 +6,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quantkit.checkpoint.file_names import CONFIG_NAME
+from quantkit.engines.mixed import NATIVE_ROLES, keeps_fp8
+from quantkit.engines.parallel import ENGINES
 from quantkit.errors import RecipeError, SourceError
 from quantkit.families.family import Role
 from quantkit.layouts import compressed_tensors as ct
-from quantkit.memory.tensor_groups import StoredKind, TensorGroup, WeightGroup, tensor_groups
+from quantkit.memory.tensor_groups import Place, StoredKind, TensorGroup, WeightGroup, tensor_groups
 from quantkit.tensors import BF16, F16, I32, I64, DType, TensorSpec
 from quantkit.weights.source_form import SourceForm
 from quantkit.weights.stored import is_quantizable, stored_leaves
 
 Format = Literal["fp8", "bf16", "int4"]
+Rest = Literal["bf16", "fp8", "fp8-native"]
+RESTS: tuple[Rest, ...] = ("bf16", "fp8", "fp8-native")
 FORMATS: tuple[Format, ...] = ("fp8", "bf16", "int4")
 GROUP_SIZES = (32, 64, 128)
 FP8_BLOCK = 128
@@ -22,13 +26,14 @@ FP8_BLOCK = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """``rest``: what FP8 checkpoints of the family hold as FP8 and ``experts`` does not speak of.
+    """``rest``: what FP8 checkpoints of the family hold as FP8 and ``experts`` does not speak of; beside INT4, ``fp8``
+    is what both engines load so, and ``fp8-native`` every Linear.
 
     ``group_size`` is set where experts are INT4.
     """
 
     experts: Format
-    rest: Literal["fp8", "bf16"]
+    rest: Rest
     group_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -37,13 +42,14 @@ class Scheme:
 
     def __str__(self) -> str:
         if self.experts == "int4":
-            return f"INT4 experts in groups of {self.group_size}, rest {self.rest.upper()}"
+            rest = "native FP8" if self.rest == "fp8-native" else self.rest.upper()
+            return f"INT4 experts in groups of {self.group_size}, rest {rest}"
         return self.experts.upper()
 
     @property
     def form(self) -> SourceForm:
         """Of a checkpoint stored so: FP8 in blocks of 128 x 128, INT4 in compressed-tensors layout."""
-        blocks = ((FP8_BLOCK, FP8_BLOCK),) if self.rest == "fp8" else ()
+        blocks = () if self.rest == "bf16" else ((FP8_BLOCK, FP8_BLOCK),)
         return SourceForm(fp8_blocks=blocks, int4_group_size=self.group_size)
 
 
@@ -72,12 +78,19 @@ def store_converted(
             place=group.place,
             leaf=group.leaf,
             spec=TensorSpec(BF16, group.spec.shape) if group.spec.dtype == F16 else group.spec,
-            is_fp8=group.is_fp8,
+            is_fp8=group.is_fp8 and _stays_fp8(group.place, scheme),
             count=group.count,
         )
         for group in groups
     )
     return _store(as_bf16, scheme.form, I64, is_own_group_size=is_own_group_size)
+
+
+def _stays_fp8(place: Place, scheme: Scheme) -> bool:
+    """What ``convert`` leaves in FP8 beside INT4 experts: for both engines, or natively."""
+    if scheme.experts != "int4":
+        return True
+    return place.role in NATIVE_ROLES if scheme.rest == "fp8-native" else keeps_fp8(place.module, place.role, ENGINES)
 
 
 def _store(

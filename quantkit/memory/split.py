@@ -99,7 +99,7 @@ def _verdict(model: Model, request: MemoryRequest, scheme: Scheme, parallel: Par
     storage = Storage(
         group_size=scheme.group_size,
         expert_block=block if scheme.experts == "fp8" else None,
-        rest_block=block if scheme.rest == "fp8" else None,
+        rest_block=None if scheme.rest == "bf16" else block,
     )
     return split_verdict(
         family=model.family, config=model.config, parallel=parallel, storage=storage, engine=request.engine

@@ -13,14 +13,20 @@ from quantkit.codecs.int4_group import Int4Group
 from quantkit.engines.fusion import check_one_scheme, fused_group
 from quantkit.errors import RecipeError, SourceError
 from quantkit.families.family import Family, Role
-from quantkit.layouts import LAYOUTS, Layout, w4afp8
+from quantkit.layouts import LAYOUTS, w4afp8
 from quantkit.numerics.packing import CODES_PER_WORD
 from quantkit.plan.input_scales import input_scale_of
 from quantkit.plan.kept_fp8 import fp8_job, fp8_warnings, kept_fp8_weights, loadable
 from quantkit.plan.mtp import kept_experts, mtp_layers, without_mtp
 from quantkit.plan.output_config import output_config, scheme_of
 from quantkit.plan.plan import Action, Job, Output, Plan, PlannedShard, RuleCount
-from quantkit.plan.relayout import check_native, lay_out_anew, relayout_job, relayout_warnings
+from quantkit.plan.relayout import (
+    check_native,
+    lay_out_anew,
+    needs_positive_scales,
+    relayout_job,
+    relayout_warnings,
+)
 from quantkit.recipe import Recipe, decide
 from quantkit.tensors import BF16, TensorSpec
 from quantkit.weights.binding import Binding, bind_weights
@@ -60,7 +66,7 @@ def make_plan(
     warnings += fp8_warnings(recipe, form, kept_fp8)
     warnings += _keep_undividable(actions, binding.weights, roles, scheme, family)
     check_native(binding.weights, form, scheme, layout)
-    lay_out_anew(actions, binding.weights, scheme, layout)
+    lay_out_anew(actions, binding.weights, recipe)
     warnings += relayout_warnings(binding.weights, actions, layout)
     check_one_scheme(_schemes(binding.weights, actions, kept_fp8))
     rules = _rule_counts(recipe, counts)
@@ -69,7 +75,7 @@ def make_plan(
     jobs = [
         fp8_job(weight, roles[name], recipe)
         if name in kept_fp8
-        else _with_input_scale(_job(weight, roles[name], actions[name], scheme, layout), recipe)
+        else _job(weight, roles[name], actions[name], recipe, scheme)
         for name, weight in binding.weights.items()
     ]
     if not jobs:
@@ -227,24 +233,26 @@ def _warn_about(binding: Binding, roles: Mapping[str, Role]) -> list[str]:
     return warnings
 
 
-def _job(weight: Weight, role: Role, action: Action, scheme: Int4Group, layout: Layout) -> Job:
+def _job(weight: Weight, role: Role, action: Action, recipe: Recipe, scheme: Int4Group) -> Job:
+    layout = LAYOUTS[recipe.layout]
     if action == Action.RELAYOUT:
-        return relayout_job(weight, role, scheme, layout)
+        job = relayout_job(weight, role, replace(scheme, signed=not needs_positive_scales(recipe)), layout)
+        return _with_input_scale(job, recipe)
     if action == Action.INT4:
         module, parts = weight.module, layout.stored(scheme, weight.num_rows, weight.num_cols)
         outputs = {
             part: Output(f"{module}.{stored.leaf}", stored.spec, stored.has_rows) for part, stored in parts.items()
         }
-        return Job(weight=weight, role=role, action=action, outputs=outputs, scheme=scheme)
+        return _with_input_scale(Job(weight, role, action, outputs, scheme), recipe)
     if action == Action.TO_BF16:
         outputs = {"values": Output(name=weight.name, spec=TensorSpec(BF16, weight.shape))}
     else:
         outputs = {part: Output(name=stored.name, spec=stored.spec) for part, stored in weight.parts.items()}
-    return Job(weight=weight, role=role, action=action, outputs=outputs)
+    return Job(weight, role, action, outputs)
 
 
 def _with_input_scale(job: Job, recipe: Recipe) -> Job:
-    bits = input_scale_of(job.weight, recipe.input_scales) if job.is_int4 else None
+    bits = input_scale_of(job.weight, recipe.input_scales)
     if bits is None:
         return job
     output = Output(f"{job.weight.module}.{w4afp8.INPUT_SCALE}", TensorSpec(BF16, ()), has_rows=False)

@@ -12,6 +12,7 @@ from quantkit.errors import RecipeError
 from quantkit.families.family import Role
 from quantkit.layouts import Layout, w4afp8
 from quantkit.plan.plan import CARRIED, Action, Job, Output, Plan
+from quantkit.recipe import Recipe
 from quantkit.tensors import BF16, F16
 from quantkit.weights.source_form import SourceForm, source_form
 from quantkit.weights.weight import Weight
@@ -74,21 +75,23 @@ def _refuse(native: Weight, message: str, remedy: str) -> NoReturn:
     raise RecipeError(message, tensor=native.stored.name, file=native.stored.path.name, remedy=remedy)
 
 
-def lay_out_anew(
-    actions: MutableMapping[str, Action], weights: Mapping[str, Weight], scheme: Int4Group, layout: Layout
-) -> None:
-    """Native INT4 of another layout, and of any where every scale is to be looked at."""
+def needs_positive_scales(recipe: Recipe) -> bool:
+    """Whether kernels for FP8 activations will read them."""
+    return recipe.layout == w4afp8.METHOD or recipe.activations != "none"
+
+
+def lay_out_anew(actions: MutableMapping[str, Action], weights: Mapping[str, Weight], recipe: Recipe) -> None:
+    """Native INT4 of another layout, and of any where every scale is to be looked at; the rest passes through."""
     for name, weight in weights.items():
         if weight.is_native_int4:
-            is_same = cast(NativeInt4, weight.codec).layout == layout.name
-            must_look = not scheme.signed and not scheme.zero_points
-            actions[name] = Action.COPY if is_same and not must_look else Action.RELAYOUT
+            is_same = cast(NativeInt4, weight.codec).layout == recipe.layout
+            actions[name] = Action.COPY if is_same and not needs_positive_scales(recipe) else Action.RELAYOUT
 
 
 def relayout_job(weight: Weight, role: Role, scheme: Int4Group, layout: Layout) -> Job:
-    """Scales keep their dtype: nothing is rounded here."""
+    """Scales keep their dtype: nothing is rounded here. ``scheme.signed``: whether they may be negative."""
     codec = cast(NativeInt4, weight.codec)
-    scheme = replace(scheme, zero_points=not codec.is_symmetric, signed=scheme.signed or not codec.is_symmetric)
+    scheme = replace(scheme, zero_points=not codec.is_symmetric)
     parts = layout.stored(scheme, weight.num_rows, weight.num_cols, weight.parts["scale"].spec.dtype)
     outputs = {
         part: Output(f"{weight.module}.{stored.leaf}", stored.spec, stored.has_rows) for part, stored in parts.items()

@@ -163,7 +163,8 @@ def test_a_recipe_as_int4_and_again_the_same(tmp_path):
         ("--to fp8", "88.18", "FP8"),
         ("--to int4", "54.36", "INT4 experts in groups of 32, rest BF16"),
         ("--scheme int4 --group-size 64", "51.72", "INT4 experts in groups of 64, rest BF16"),
-        ("--to int4 --rest fp8", "51.25", "INT4 experts in groups of 32, rest FP8"),
+        ("--to int4 --rest fp8", "51.67", "INT4 experts in groups of 32, rest FP8"),
+        ("--to int4 --rest fp8-native", "51.26", "INT4 experts in groups of 32, rest native FP8"),
         ("--to bf16", "175.65", "BF16"),
     ],
 )

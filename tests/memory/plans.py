@@ -13,6 +13,7 @@ from tests.published import published_config
 
 INT4 = Scheme(experts="int4", rest="bf16", group_size=32)
 INT4_FP8 = Scheme(experts="int4", rest="fp8", group_size=32)
+INT4_NATIVE = Scheme(experts="int4", rest="fp8-native", group_size=32)
 FP8 = Scheme(experts="fp8", rest="fp8")
 
 

@@ -1,6 +1,7 @@
 """What is planned for memory is what convert writes."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from quantkit.memory.scheme import Scheme
 from quantkit.memory.serving import MemoryRequest
 from quantkit.memory.tensor_groups import group_stored
 from quantkit.plan.make import make_plan
-from quantkit.recipe import builtin_recipe
+from quantkit.recipe import builtin_recipe, override
 from quantkit.weights.from_config import assumed_checkpoint
 from tests import tiny
 from tests.convert.helpers import convert
@@ -30,11 +31,15 @@ def bag(groups):
     return Counter({(group.place, group.spec): group.count for group in groups})
 
 
-@pytest.mark.parametrize("recipe", ["glm-5.2", "kimi-k2.5"])
-def test_every_tensor_of_a_recipe(recipe):
+@pytest.mark.parametrize(
+    ("recipe", "rest"),
+    [("glm-5.2", "bf16"), ("glm-5.2", "fp8"), ("glm-5.2", "fp8-native"), ("kimi-k2", "fp8"), ("kimi-k2.5", "bf16")],
+)
+def test_every_tensor_of_a_recipe(recipe, rest):
     config = published_config(recipe)
     family = family_of(config)
-    made = make_plan(builtin_recipe(recipe), family, assumed_checkpoint(config, Path("config.json")))
+    wanted = override(builtin_recipe(recipe), rest=rest)
+    made = make_plan(wanted, family, assumed_checkpoint(config, Path("config.json")))
     planned = {
         name: StoredTensor(name, spec, Path("x"), 0) for shard in made.shards for name, spec in shard.specs.items()
     }
@@ -42,7 +47,7 @@ def test_every_tensor_of_a_recipe(recipe):
     written = group_stored(family, planned)
     assert sum(group.count * group.spec.num_bytes for group in written) == made.tensor_bytes
     # a native checkpoint keeps its I32 weight_shape
-    assert bag(written) == bag(recipe_model(recipe).tensors(INT4))
+    assert bag(written) == bag(recipe_model(recipe).tensors(replace(INT4, rest=rest)))
 
 
 @pytest.mark.parametrize("model_type", ["glm_moe_dsa", "kimi_k25"])

@@ -104,7 +104,8 @@ def _published(named: Named, name: str) -> Served:
     directory = None if named.directory is None else named.directory.absolute()
     path, _, revision = name.partition("@") if directory is None else (str(directory), "", "")
     path = hub_id or path
-    names, sha256 = (name, path), None
+    names: tuple[str, ...] = (name, path)
+    sha256 = None
     if named.directory is not None and (named.directory / MANIFEST_NAME).is_file():
         document = read_manifest(named.directory).document
         source, recipe = document["source"], document["recipe"]

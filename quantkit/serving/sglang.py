@@ -9,7 +9,7 @@ from quantkit.serving.request import BOOTSTRAP_PORT, INIT_PORT, ServeRequest
 
 PROGRAM = ("python", "-m", "sglang.launch_server")
 ROUTER_PROGRAM = ("python", "-m", "sglang_router.launch_router")
-ANY_ADDRESS = "0.0.0.0"  # noqa: S104  (a server in a pool is meant to be reached)
+ANY_ADDRESS = "0.0.0.0"
 _SIZES = {
     "tp": "ranks that share every layer",
     "pp": "pipeline stages",

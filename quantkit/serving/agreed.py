@@ -47,7 +47,7 @@ def agreed_flags(request: ServeRequest, pools: tuple[Pool, ...], *, has_mtp: boo
     if len(pools) == 1:
         return tuple(flags)
     return tuple(
-        flag(one.name, *one.values, why=one.why, is_agreed=True) for one in (*flags, *_transfer_flags(request))
+        flag(one.name, *one.values, why=one.why, is_agreed=True) for one in (*flags, *_pair_flags(request, output))
     )
 
 
@@ -94,7 +94,8 @@ def _formats(output: Pool) -> Iterator[Flag]:
         yield flag("--trust-remote-code", why="config.json has an auto_map: this runs code of the checkpoint, read it")
 
 
-def _transfer_flags(request: ServeRequest) -> Iterator[Flag]:
+def _pair_flags(request: ServeRequest, output: Pool) -> Iterator[Flag]:
+    yield flag("--served-model-name", output.served.model.name, why="one name, whichever pool is asked")
     yield flag("--disaggregation-transfer-backend", TRANSFER_BACKEND, why="carries KV from prefill to decode")
     if request.network.ib_device is not None:
         device = request.network.ib_device

@@ -10,7 +10,7 @@ from quantkit.memory.sglang import DRAFT_REQUESTS
 from quantkit.serving import sglang, vllm
 from quantkit.serving.agreed import agreed_flags
 from quantkit.serving.flags import Flag, Server
-from quantkit.serving.models import parsers_of
+from quantkit.serving.models import chooses_itself, parsers_of
 from quantkit.serving.pool import Pool, make_pool, speculates
 from quantkit.serving.request import PORTS, ServeRequest, check_request
 from quantkit.serving.served import Served, resolve_served, same_model
@@ -108,8 +108,9 @@ def _notes(request: ServeRequest, pools: tuple[Pool, ...], *, has_mtp: bool) -> 
     if len(pools) == 2:
         told.append("decode reads the KV cache that another checkpoint wrote: measure the pair, not each alone")
         told.append("the router is a package of its own (sglang-router), with versions of its own")
-    if parsers_of(str(output.served.config.get("model_type", "")), output.served.names) is None:
-        told.append(f"which parsers {output.served.path} needs is not known by its names")
+    model_type = str(output.served.config.get("model_type", ""))
+    if parsers_of(model_type, output.served.names) is None and not chooses_itself(model_type):
+        told.append(f"which parsers of tool calls and thoughts a {model_type or 'model like this'} needs is not known")
     if output.draft is not None:
         told.append(
             f"the memory plan counts the draft layers of {output.served.path}, not those of {output.draft.path}"

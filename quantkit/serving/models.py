@@ -18,12 +18,12 @@ class Parsers:
 
 
 _GLM_4 = "glm4_moe"
-_GLM_45 = Parsers(tool="glm45", reasoning="glm45")
+GLM_45 = Parsers(tool="glm45", reasoning="glm45")
 _GLM_47 = Parsers(tool="glm47", reasoning="glm45")
 _KIMI = Parsers(tool="kimi_k2", reasoning="kimi_k2")
 _BY_MODEL_TYPE: Mapping[str, Parsers] = {"glm_moe_dsa": _GLM_47, "kimi_k2": _KIMI, "kimi_k25": _KIMI}
 # one model_type for three chat formats: the version stands in names alone
-_BY_VERSION: Mapping[str, Parsers] = {"5": _GLM_45, "6": _GLM_45, "7": _GLM_47}
+_BY_VERSION: Mapping[str, Parsers] = {"5": GLM_45, "6": GLM_45, "7": _GLM_47}
 _VERSION = re.compile(r"glm-?4\.(\d)", re.IGNORECASE)
 
 

@@ -6,7 +6,7 @@ from quantkit.errors import UsageError
 from quantkit.memory.rules import RULES
 from quantkit.memory.sglang import DRAFT_TOKENS
 from quantkit.serving.flags import Flag, Server, flag, flags_of_words
-from quantkit.serving.models import parsers_of
+from quantkit.serving.models import GLM_45, chooses_itself, parsers_of
 from quantkit.serving.pool import Pool
 from quantkit.serving.request import ServeRequest
 from quantkit.serving.sglang import ANY_ADDRESS, memory_flags
@@ -63,7 +63,9 @@ def _own_flags(request: ServeRequest, pool: Pool, *, has_mtp: bool) -> Iterator[
     if has_mtp:
         yield flag("--spec-method", "mtp", why="the checkpoint's own MTP layer drafts")
         yield flag("--spec-tokens", DRAFT_TOKENS - 1, why="tokens drafted one after another")
-    parsers = parsers_of(str(served.config.get("model_type", "")), served.names)
+    model_type = str(served.config.get("model_type", ""))
+    # one class stands behind the names of all GLM-4 versions here
+    parsers = parsers_of(model_type, served.names) or (GLM_45 if chooses_itself(model_type) else None)
     if parsers is not None:
         yield flag("--enable-auto-tool-choice", why="without it no tool call is parsed")
         yield flag("--tool-call-parser", parsers.tool, why="tool calls as the model writes them")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from quantkit.engines.parallel import ENGINE_VERSIONS
 from quantkit.engines.verdicts import Outcome
 from quantkit.errors import UsageError
+from quantkit.machine import uncollected
 from quantkit.memory.plan import Verdict
 from quantkit.memory.sglang import DRAFT_REQUESTS
 from quantkit.serving import sglang, vllm
@@ -41,6 +42,11 @@ def make_serve_plan(request: ServeRequest) -> ServePlan:
     That a pool does not fit is a verdict of its memory plan, and no error here.
     """
     check_request(request)
+    with uncollected():
+        return _make(request)
+
+
+def _make(request: ServeRequest) -> ServePlan:
     output = resolve_served(request.output, is_converted=True)
     prefill = None if request.prefill is None else resolve_served(request.prefill, is_converted=False)
     draft = None if request.draft is None else resolve_served(request.draft, is_converted=False)

@@ -12,7 +12,6 @@ from quantkit.engines.launch import Launch
 from quantkit.engines.verdicts import EngineReport
 from quantkit.errors import SourceError
 from quantkit.integrity.manifest import read_manifest
-from quantkit.machine import uncollected
 from quantkit.memory.model import Model
 from quantkit.memory.resolve import Named, resolve_named
 from quantkit.memory.scheme import Scheme
@@ -73,10 +72,9 @@ class Served:
 
 def resolve_served(name: str, *, is_converted: bool) -> Served:
     """By the names that ``memory-plan`` takes; a recipe stands for its conversion, or else for its source."""
-    with uncollected():
-        if name in recipe_paths() and is_converted:
-            return _conversion(name)
-        return _published(resolve_named(name), name)
+    if name in recipe_paths() and is_converted:
+        return _conversion(name)
+    return _published(resolve_named(name), name)
 
 
 def _conversion(name: str) -> Served:

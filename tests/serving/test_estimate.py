@@ -10,12 +10,10 @@ from quantkit.memory.model import model_from_config
 from quantkit.memory.scheme import Scheme
 from quantkit.memory.serving import MemoryRequest
 from quantkit.serving.estimate import CONCURRENCIES, EFFICIENCY, estimate, rate_by_bytes, touched_share
+from scripts.published_rates import FP8, INT4, table
 from tests.memory.plans import model
 from tests.published import published_config
 
-# tokens a second that were measured, by requests at once
-FP8 = {1: 60, 8: 425, 16: 683, 32: 994, 64: 1672}
-INT4 = {1: 92, 8: 513, 16: 825, 32: 1267, 64: 1933}
 # requests: ms saved by the bytes of experts (g32, g128), their share of the FP8 step, tokens a second (g32, g128)
 WANTED = {
     1: ((0.29, 0.32), 4, (61, 61)),
@@ -53,6 +51,11 @@ def test_bytes_explain_the_gain_at_64_and_not_at_1():
     assert explained < 0.05 * gain
     # with the rest in BF16 a step of one request reads more than FP8 has
     assert found[1].ratio < 1 < found[8].ratio < found[64].ratio < found[64].experts_ratio
+
+
+def test_the_table_that_the_readme_shows():
+    assert table()[-1] == "| 64 | 1,672 | 2,115 (+26 %) | 1,933 (+16 %) |"
+    assert table()[2] == "| 1 | 60 | 61 (+2 %) | 92 (+53 %) |"
 
 
 @pytest.mark.parametrize(

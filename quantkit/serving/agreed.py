@@ -27,7 +27,7 @@ _DSA_BACKENDS: Mapping[tuple[str, KvDtype], tuple[str, str]] = {
     ("amd", KvDtype.FP8): ("triton", "triton"),
     ("amd", KvDtype.BF16): ("triton", "triton"),
 }
-_WHY_Q8 = "prefill attention in FP8 from the packed rows; flashmla_kv, the default, computes it in BF16"
+_WHY_Q8 = "prefill attention in FP8; the default, flashmla_kv, computes it in BF16"
 
 
 def agreed_flags(request: ServeRequest, pools: tuple[Pool, ...], *, has_mtp: bool) -> tuple[Flag, ...]:

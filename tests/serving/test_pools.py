@@ -130,6 +130,12 @@ def test_one_pool_of_each_engine():
     assert all("--master-addr server-0" in " ".join(node.argv) for node in nodes)
 
 
+def test_plain_experts_fuse_with_the_shared_one():
+    plan = served("glm-4.7", prefill="glm-4.7")
+    assert "--disable-shared-experts-fusion" not in values_of(plan, "prefill")
+    assert "--disable-shared-experts-fusion" in values_of(plan, "decode")
+
+
 def test_every_flag_has_a_reason_on_one_line():
     for plan in (served("glm-5.2", prefill="glm-5.2", context=131072), served("glm-5.2", engine="vllm")):
         for server in plan.servers:

@@ -124,6 +124,7 @@ def test_manifests_start_each_server(plan):
     for server, deployment in zip(plan.servers, deployments, strict=True):
         pod = deployment["spec"]["template"]
         container = pod["spec"]["containers"][0]
+        assert not [word for word in container["command"] if re.search(r"(?<!\$)(?:\$\$)*\$(?!\$)", word)]
         assert tuple(word.replace("$$", "$") for word in container["command"]) == server.argv
         assert pod["metadata"]["labels"] == deployment["spec"]["selector"]["matchLabels"]
         if server.num_gpus:

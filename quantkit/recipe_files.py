@@ -95,7 +95,7 @@ def recipe_summaries() -> tuple[RecipeSummary, ...]:
 
 
 def recipe_config(name: str) -> dict[str, Any]:
-    """The config.json of a shipped recipe's source, reduced to what decides tensors and sizes.
+    """The config.json of a shipped recipe's source, reduced to what decides tensors, sizes and whether it brings code.
 
     A file may stand on another one (``same_as``) and say only what differs.
     """

@@ -20,13 +20,14 @@ from quantkit.families import FAMILIES
 from quantkit.memory.gpus import GPUS
 from quantkit.recipe_files import recipe_summaries
 from quantkit.weights.source_form import SOURCE_METHODS
-from scripts import compare_planners, ground_truth
+from scripts import compare_planners, ground_truth, published_rates
 from scripts.make_checkpoint import SMALL, glm_config, make_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 _BLOCK = re.compile(r"(<!-- generated: (?P<name>[\w ]+) -->\n)(?P<text>.*?)(<!-- end -->)", re.DOTALL)
 MEMORY_OPTIONS = ("--gpu", "h200", "--kv-dtype", "fp8", "--context", "131072")
+SERVE_OPTIONS = ("--context", "131072", "--concurrency", "10")
 # what differs from run to run and machine to machine
 _VARYING = re.compile(r"in [\d.]+ s \(\d+ MB/s\)|\d+ workers +[\d.]+ GiB")
 
@@ -65,10 +66,18 @@ def recipes() -> str:
 
 def gpus() -> str:
     rows = [
-        [f"`{gpu.name}`", gpu.title, f"{gpu.total_gib:g}", f"{gpu.free_before_load_gib:.1f}", gpu.architecture.value]
+        [
+            f"`{gpu.name}`",
+            gpu.title,
+            f"{gpu.total_gib:g}",
+            f"{gpu.free_before_load_gib:.1f}",
+            f"{gpu.bandwidth / 1e12:g}",
+            gpu.architecture.value,
+        ]
         for gpu in GPUS.values()
     ]
-    return table(["`--gpu`", "card", "GiB (torch)", "GiB free before loading", "architecture"], rows)
+    columns = ["`--gpu`", "card", "GiB (torch)", "GiB free before loading", "TB/s (data sheet)", "architecture"]
+    return table(columns, rows)
 
 
 @contextlib.contextmanager
@@ -97,6 +106,13 @@ def session(*commands: tuple[str, ...]) -> str:
     return "```text\n" + "\n".join(run(*command) for command in commands) + "```\n"
 
 
+def serve_plan() -> str:
+    """A pair, with the prefill pool's and the router's lines left out: they are like those of the decode pool."""
+    text = session(("serve-plan", "glm-5.2", "--prefill", "glm-5.2", "--gpu", "h200", "--tp", "8", *SERVE_OPTIONS))
+    before, _, rest = text.partition("# prefill, on")
+    return f"{before}...\n# decode, on{rest.partition('# decode, on')[2].partition('# router, on')[0]}...\n```\n"
+
+
 def blocks() -> dict[str, Callable[[], str]]:
     source, output = "GLM-5.2-FP8", "glm-5.2-int4"
     return {
@@ -113,6 +129,13 @@ def blocks() -> dict[str, Callable[[], str]]:
         ),
         "memory overview": lambda: session(("memory-plan", "--tp", "8")),
         "ground truth": lambda: "\n".join(ground_truth.table()) + "\n",
+        "serve plan": serve_plan,
+        "serve estimate": lambda: (
+            session(("serve-plan", "glm-5.2", "--no-mtp", "--estimate"))
+            .partition("Weights that")[2]
+            .join(("```text\nWeights that", ""))
+        ),
+        "published rates": lambda: "\n".join(published_rates.table()) + "\n",
         "planners": lambda: "\n".join(compare_planners.table()) + "\n",
         "gpus": gpus,
     }

@@ -65,7 +65,7 @@ def plan_document(
             }
             for verdict in tp
         ],
-        "engines": [_engine_document(report) for report in loading],
+        "engines": [engine_document(report) for report in loading],
         "dropped_tensors": dict(plan.dropped),
         "skipped_files": dict(plan.checkpoint.sidecars.skipped),
         "limits": None if plan.partial is None else plan.partial.document(),
@@ -122,11 +122,11 @@ def verify_document(report: VerifyReport) -> dict[str, Any]:
         "errors": [_class_document(one) for one in report.classes],
         "weights": [{"name": one.name, "role": one.role, "relative_error": one.relative} for one in report.errors],
         "findings": [_finding_document(finding) for finding in report.findings],
-        "engine": None if report.engine is None else _engine_document(report.engine),
+        "engine": None if report.engine is None else engine_document(report.engine),
     }
 
 
-def _engine_document(report: EngineReport) -> dict[str, Any]:
+def engine_document(report: EngineReport) -> dict[str, Any]:
     """Modules that are alike are one entry; what loads silently wrong comes first."""
     return {
         "engine": report.engine,

@@ -87,21 +87,21 @@ def with_context(options: MemoryOptions, model: Model) -> MemoryOptions:
         return options
     if options.context is not None:
         raise UsageError("--context and --context-at-most say the same thing", remedy="leave one of them out")
-    _check_words(options)
+    check_options(options)
     return replace(options, context=min(most, model.max_context or most))
 
 
 def request_of(options: MemoryOptions, model: Model, scheme: str | None) -> MemoryRequest:
     """A request; ``scheme`` is one word of --scheme or --compare. Raises UsageError for words that are not known."""
-    _check_words(options)
-    engine = _engine_of(options)
+    check_options(options)
+    engine = engine_of(options)
     kv_dtype, kv_layout = _kv_of(options)
     return MemoryRequest(
         gpu=gpu_named(options.gpu or DEFAULT_GPU, total_gib=options.gpu_gib),
         engine=engine,
         parallel=parallel_of(options),
         scheme=scheme_of_words(options, model, scheme),
-        fraction=_fraction_of(options, engine),
+        fraction=fraction_of(options, engine),
         kv_dtype=kv_dtype,
         kv_layout=kv_layout,
         role=next(role for role in POOL_ROLES if role == (options.role or "both")),
@@ -113,11 +113,12 @@ def request_of(options: MemoryOptions, model: Model, scheme: str | None) -> Memo
     )
 
 
-def _engine_of(options: MemoryOptions) -> EngineName:
+def engine_of(options: MemoryOptions) -> EngineName:
+    """As asked for, or the default; the word has been checked."""
     return next(name for name in ENGINES if name == (options.engine or DEFAULT_ENGINE))
 
 
-def _fraction_of(options: MemoryOptions, engine: EngineName) -> float | None:
+def fraction_of(options: MemoryOptions, engine: EngineName) -> float | None:
     """By the name that the engine has for it."""
     return {
         "--mem-fraction-static": options.mem_fraction_static,
@@ -217,7 +218,7 @@ def plan_checked(options: MemoryOptions, model: Model, log_path: Path) -> Checke
 def plan_overview(options: MemoryOptions) -> tuple[OverviewRow, ...]:
     """Every shipped recipe, as published and as INT4."""
     rows = []
-    _check_words(options)  # mistakes are the user's and not a recipe's
+    check_options(options)  # mistakes are the user's and not a recipe's
     gpu_named(options.gpu or DEFAULT_GPU, total_gib=options.gpu_gib)
     check_sizes(parallel_of(options))
     for summary in recipe_summaries():
@@ -234,7 +235,8 @@ def plan_overview(options: MemoryOptions) -> tuple[OverviewRow, ...]:
     return tuple(rows)
 
 
-def _check_words(options: MemoryOptions) -> None:
+def check_options(options: MemoryOptions) -> None:
+    """Raise UsageError for words and counts that are none, and for options of another engine."""
     known: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
         "--scheme": (options.scheme, FORMATS),
         "--rest": (options.rest, RESTS),
@@ -259,13 +261,13 @@ def _check_words(options: MemoryOptions) -> None:
                 f"{option} {count if count < 10**12 else f'{count:.3g}'} is no count",
                 remedy=f"give a number from 1 to {_MOST:,}",
             )
-    engine = _engine_of(options)
+    engine = engine_of(options)
     if options.role not in (None, "both") and not RULES[engine].has_pool_roles:
         raise UsageError(f"--role is not known for {engine}", remedy="leave --role out")
     for other in ENGINES:
-        if other != engine and _fraction_of(options, other) is not None:
+        if other != engine and fraction_of(options, other) is not None:
             raise UsageError(f"{RULES[other].fraction_option} is an option of {other}", remedy=f"add --engine {other}")
-    check_fraction(engine, _fraction_of(options, engine))
+    check_fraction(engine, fraction_of(options, engine))
     if options.max_running_requests is not None and not RULES[engine].takes_max_running_requests:
         taker = next(name for name in ENGINES if RULES[name].takes_max_running_requests)
         raise UsageError(f"--max-running-requests is an option of {taker}", remedy=f"add --engine {taker}")

@@ -34,7 +34,7 @@ def launch_verdicts(
     """``experts``: what the routed experts are stored as, None where the config does not quantize them."""
     if launch.parallel is not None:
         yield from _split_verdicts(family, config, section, experts, launch.engine, launch.parallel)
-    if launch.engine == "sglang":
+    if launch.engine == "sglang" and experts is not None:  # else both kinds of expert are plain, and fuse well
         yield from _fusion_verdicts(family, config, section, launch)
     if launch.backend != "none":
         yield from _backend_verdicts(section, experts, launch)

@@ -37,7 +37,7 @@ class Gpu:
     """``driver_mib``: the total of nvidia-smi or rocm-smi, which SGLang's default fraction is computed from.
 
     ``context_gib``: what is gone before a model loads (CUDA context, NCCL): measured on H200 (2.4) and MI355X (4.5),
-    taken over for the others of the same make.
+    taken over for the others of the same make. ``bandwidth``: bytes a second of its memory, by the data sheet.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Gpu:
     architecture: Architecture
     total_gib: float
     driver_mib: int
+    bandwidth: float
 
     @property
     def context_gib(self) -> float:
@@ -56,25 +57,37 @@ class Gpu:
         return self.total_gib - self.context_gib
 
 
-def _gpu(name: str, title: str, architecture: Architecture, total_gib: float, driver_mib: int) -> Gpu:
-    return Gpu(name=name, title=title, architecture=architecture, total_gib=total_gib, driver_mib=driver_mib)
+def _gpu(
+    name: str, title: str, architecture: Architecture, total_gib: float, *, driver_mib: int, terabytes: float
+) -> Gpu:
+    return Gpu(
+        name=name,
+        title=title,
+        architecture=architecture,
+        total_gib=total_gib,
+        driver_mib=driver_mib,
+        bandwidth=terabytes * 1e12,
+    )
 
 
+# terabytes a second: NVIDIA's data sheets of H100 (SXM), H200, B200 and B300 (HGX, an eighth), GB200 NVL72 (a 72nd of
+# 576), RTX PRO 6000 (Blackwell Server), L40S, A100 (SXM, 80 GB); AMD's of Instinct MI300X, MI325X, MI355X. NVIDIA has
+# published none of H20: 4.0 is what its sellers state
 GPUS: dict[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
-        _gpu("h100", "H100 80GB", Architecture.SM90, 79.1, 81_559),
-        _gpu("h200", "H200 141GB", Architecture.SM90, 139.8, 143_771),
-        _gpu("h20", "H20 96GB", Architecture.SM90, 95.0, 97_871),
-        _gpu("b200", "B200 180GB", Architecture.SM100, 178.35, 183_359),
-        _gpu("b300", "B300 270GB", Architecture.SM103, 267.69, 275_040),
-        _gpu("gb200", "GB200 186GB", Architecture.SM100, 184.31, 189_471),
-        _gpu("mi300x", "MI300X 192GB", Architecture.GFX942, 191.69, 196_592),
-        _gpu("mi325x", "MI325X 256GB", Architecture.GFX942, 255.69, 262_128),
-        _gpu("mi355x", "MI355X 288GB", Architecture.GFX950, 287.98, 294_896),
-        _gpu("rtx-pro-6000", "RTX PRO 6000 96GB", Architecture.SM120, 94.97, 97_887),
-        _gpu("l40s", "L40S 48GB", Architecture.SM89, 44.39, 46_068),
-        _gpu("a100", "A100 80GB", Architecture.SM80, 79.14, 81_920),
+        _gpu("h100", "H100 80GB", Architecture.SM90, 79.1, driver_mib=81_559, terabytes=3.35),
+        _gpu("h200", "H200 141GB", Architecture.SM90, 139.8, driver_mib=143_771, terabytes=4.8),
+        _gpu("h20", "H20 96GB", Architecture.SM90, 95.0, driver_mib=97_871, terabytes=4.0),
+        _gpu("b200", "B200 180GB", Architecture.SM100, 178.35, driver_mib=183_359, terabytes=7.7),
+        _gpu("b300", "B300 270GB", Architecture.SM103, 267.69, driver_mib=275_040, terabytes=8.0),
+        _gpu("gb200", "GB200 186GB", Architecture.SM100, 184.31, driver_mib=189_471, terabytes=8.0),
+        _gpu("mi300x", "MI300X 192GB", Architecture.GFX942, 191.69, driver_mib=196_592, terabytes=5.3),
+        _gpu("mi325x", "MI325X 256GB", Architecture.GFX942, 255.69, driver_mib=262_128, terabytes=6.0),
+        _gpu("mi355x", "MI355X 288GB", Architecture.GFX950, 287.98, driver_mib=294_896, terabytes=8.0),
+        _gpu("rtx-pro-6000", "RTX PRO 6000 96GB", Architecture.SM120, 94.97, driver_mib=97_887, terabytes=1.6),
+        _gpu("l40s", "L40S 48GB", Architecture.SM89, 44.39, driver_mib=46_068, terabytes=0.864),
+        _gpu("a100", "A100 80GB", Architecture.SM80, 79.14, driver_mib=81_920, terabytes=2.039),
     )
 }
 DEFAULT_GPU = "h200"

@@ -25,8 +25,8 @@ _MIB_PER_GRAPH_REQUEST = 2.0
 _FLOOR_MIB, _FLOOR_FROM_MIB = 10 * 1024, 60 * 1024
 _LATENT_PREFILL_GRAPH_MIB = 1.5 * 1024
 _PREFILL_GRAPH_MIB = 8
-_DRAFT_TOKENS = 4  # EAGLE with three steps, as the recipes start it
-_DRAFT_REQUESTS = 48
+DRAFT_TOKENS = 4  # EAGLE with three steps, as the recipes start it
+DRAFT_REQUESTS = 48
 _AITER_FACTOR, _AITER_FROM_TOKENS = 0.85, 8192
 _AITER_HEADS = (16, 128)  # a rank's, that AMD's latent-attention kernels take
 _MULTIMODAL_GIB = 100 / 1024
@@ -141,7 +141,7 @@ def _whose_requests(serving: Serving, num_requests: int) -> str:
 def default_requests(serving: Serving, num_tokens: int) -> int:
     """``--max-running-requests`` of an attention replica where it is not given."""
     if serving.request.with_mtp:
-        return max(_DRAFT_REQUESTS // serving.parallel.dp_attention, 1)
+        return max(DRAFT_REQUESTS // serving.parallel.dp_attention, 1)
     wanted = int(num_tokens / serving.demand.context * 512)
     return min(max(wanted, _FEWEST_REQUESTS), _MOST_REQUESTS, max(num_tokens // 2, 1))
 
@@ -155,7 +155,7 @@ def _reserved_terms_mib(serving: Serving) -> float:
         graph_requests = min(graph_requests, request.max_running_requests)
     tokens = defaults.chunk_tokens
     if request.role == "decode":
-        tokens = (request.max_running_requests or graph_requests) * (_DRAFT_TOKENS if request.with_mtp else 1)
+        tokens = (request.max_running_requests or graph_requests) * (DRAFT_TOKENS if request.with_mtp else 1)
     mib = _MIB_PER_ACTIVATION_TOKEN * max(tokens, _FEWEST_ACTIVATION_TOKENS)
     mib += parallel.tp * parallel.pp / 8 * 1024
     if request.role != "prefill" and not request.is_eager:

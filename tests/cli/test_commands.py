@@ -84,6 +84,7 @@ def test_plain_text_names_what_matters(tiny_checkpoint, tmp_path):
         ("plan nosuch", 2),
         ("convert nosuch", 2),
         ("memory-plan nosuch", 2),
+        ("serve-plan nosuch", 2),
         ("recipes nosuch", 2),
         ("verify empty --source nosuch", 2),
         ("plan glm-5.2 --recipe nosuch.yaml", 2),
@@ -94,6 +95,8 @@ def test_plain_text_names_what_matters(tiny_checkpoint, tmp_path):
         ("convert ./nosuch", 3),
         ("convert ./nosuch -o out", 3),
         ("memory-plan ./nosuch", 3),
+        ("serve-plan ./nosuch", 3),
+        ("serve-plan empty", 3),
         ("memory-plan nosuch.json", 3),
         ("memory-plan file", 3),
         ("memory-plan glm-5.2 --check nosuch.log", 3),
@@ -293,7 +296,9 @@ def test_partial_directory_of_a_killed_run_is_replaced(tiny_checkpoint, tmp_path
     assert run("verify", tmp_path / "out").returncode == 0
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["recipes"], ["convert", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["recipes"], ["convert", "--help"], ["serve-plan", "--help"], ["--version"]]
+)
 def test_help_and_recipes_import_nothing_heavy(arguments):
     code = (
         "import sys, atexit\n"
@@ -311,7 +316,7 @@ def test_help_and_recipes_import_nothing_heavy(arguments):
 
 
 def test_every_command_has_help_with_an_example():
-    commands = ["convert", "plan", "verify", "inspect", "card", "memory-plan", "recipes"]
+    commands = ["convert", "plan", "verify", "inspect", "card", "memory-plan", "serve-plan", "recipes"]
     assert all(command in run("--help").stdout for command in commands)
     for command in commands:
         assert "Example: quantkit " + command in run(command, "--help").stdout
@@ -322,7 +327,7 @@ def test_options_are_frozen():
     import re
 
     found = {}
-    for command in ("convert", "plan", "verify", "inspect", "relayout", "card", "memory-plan", "recipes"):
+    for command in ("convert", "plan", "verify", "inspect", "relayout", "card", "memory-plan", "serve-plan", "recipes"):
         text = run(command, "--help", env={"COLUMNS": "200"}).stdout
         found[command] = sorted(
             set(re.findall(r"(?<=[ /])--?[a-z][a-z-]*", text.split("Options:")[1])) - {"--help", "-h"}

@@ -26,11 +26,11 @@ NUM_CASES = 200
 def functions_of(path: Path, *names: str) -> dict[str, Any]:
     """Functions of a file, without what the file imports."""
     tree = ast.parse(path.read_text())
-    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
-    if {node.name for node in found} != set(names):
-        raise SystemExit(f"{path} has no {', '.join(set(names) - {node.name for node in found})}")
+    found = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names}
+    if set(found) != set(names):
+        raise SystemExit(f"{path} has no {', '.join(set(names) - set(found))}")
     scope: dict[str, Any] = {"torch": torch, "numpy": np, "get_pack_factor": lambda bits: 32 // bits}
-    exec(compile(ast.Module(body=found, type_ignores=[]), str(path), "exec"), scope)
+    exec(compile(ast.Module(body=list(found.values()), type_ignores=[]), str(path), "exec"), scope)
     return scope
 
 

@@ -34,6 +34,7 @@ _MOST_TP = 8
 _KEPT = {  # action and source codec, in words
     ("to bf16", "fp8_block"): "FP8 in the source, decoded to BF16",
     ("to bf16", "float_values"): "FP16 in the source, rounded to BF16",
+    ("to fp8", "float_values"): "BF16 in the source, put back into the FP8 blocks that it was decoded from, exactly",
     ("copy", "fp8_block"): "FP8 in the source, codes and scales copied bit for bit",
     ("copy", "float_values"): "copied bit for bit, in the source's own BF16, FP16 or FP32",
     ("copy", "native_int4"): "INT4 in the source, copied bit for bit",

@@ -15,7 +15,7 @@ from quantkit.layouts import Layout
 from quantkit.numerics.packing import Int4Words
 from quantkit.plan.plan import Action, PlannedShard
 from quantkit.plan.tasks import Task
-from quantkit.transcode import COMPOSED, ChooseKernels, Rows, check_copied, read_rows, read_words
+from quantkit.transcode import COMPOSED, ChooseKernels, Rows, check_copied, read_rows, read_words, recover_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,9 @@ def run_task(task: Task, writer: ShardWriter, layout: Layout, choose_kernels: Ch
             check_copied(weight, part, raw, 0)
             writer.write(outputs[part].name, raw)
         return TaskReport(task=task)
+    if task.job.action == Action.TO_FP8:
+        _write_rows(task, writer, recover_rows(weight, task.first, task.last))
+        return TaskReport(task=task)
     rows = read_rows(weight, task.first, task.last)
     kernels = choose_kernels(weight)
     if task.job.scheme is None:
@@ -69,8 +72,7 @@ def write_constants(shard: PlannedShard, writer: ShardWriter, layout: Layout) ->
 def _write_rows(task: Task, writer: ShardWriter, stored: Mapping[str, NDArray[Any]]) -> None:
     for part, array in stored.items():
         output = task.job.outputs[part]
-        first_byte = task.first * output.spec.num_bytes // max(1, task.job.weight.num_rows)
-        writer.write(output.name, array, first_byte=first_byte)
+        writer.write(output.name, array, first_byte=task.first // output.rows_each * output.row_bytes)
 
 
 def _check_first_row(rows: Rows, words: Int4Words, scheme: Int4Group) -> None:

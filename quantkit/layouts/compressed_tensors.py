@@ -37,10 +37,11 @@ class CompressedTensors:
         parts = {
             "packed": StoredPart(PACKED, TensorSpec(I32, (num_rows, -(-num_cols // CODES_PER_WORD)))),
             "scale": StoredPart(SCALE, TensorSpec(scale_dtype, (num_rows, num_groups))),
-            "shape": StoredPart(SHAPE, TensorSpec(I64, (2,)), has_rows=False),
+            "shape": StoredPart(SHAPE, TensorSpec(I64, (2,)), rows_each=0),
         }
         if scheme.zero_points:
-            parts["zero"] = StoredPart(ZERO_POINT, TensorSpec(I32, (-(-num_rows // CODES_PER_WORD), num_groups)))
+            words = TensorSpec(I32, (-(-num_rows // CODES_PER_WORD), num_groups))
+            parts["zero"] = StoredPart(ZERO_POINT, words, rows_each=CODES_PER_WORD)
         return parts
 
     def from_words(self, words: Int4Words) -> Stored:

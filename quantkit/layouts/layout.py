@@ -19,11 +19,11 @@ Stored = Mapping[str, NDArray[Any]]  # stored part to array
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """``leaf`` stands behind the module's name. ``has_rows``: the part has the weight's rows as its first dimension."""
+    """``leaf`` stands behind the module's name. ``rows_each``: rows of the weight for one of the part, 0 for none."""
 
     leaf: str
     spec: TensorSpec
-    has_rows: bool = True
+    rows_each: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Weights that stay in the source's FP8 blocks, byte for byte, beside experts in INT4."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableMapping
 
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.engines.fusion import fused_group
@@ -10,7 +10,7 @@ from quantkit.errors import RecipeError
 from quantkit.families.family import Role
 from quantkit.plan.plan import Action, Job, Output
 from quantkit.recipe import Recipe
-from quantkit.tensors import BF16, F32
+from quantkit.tensors import BF16, F8_E4M3, F32, TensorSpec
 from quantkit.weights.source_form import SourceForm
 from quantkit.weights.weight import Weight
 
@@ -27,7 +27,6 @@ def kept_fp8_weights(
         if actions[name] == Action.TO_BF16 and _is_loadable_fp8(weight) and _is_kept(recipe, weight, roles[name])
     }
     if is_native(recipe):
-        _check_all_native(recipe, weights, roles, actions, kept)
         return frozenset(kept)
     members: dict[object, set[str]] = {}
     for name, weight in weights.items():
@@ -38,17 +37,20 @@ def kept_fp8_weights(
     return frozenset(kept - halves)
 
 
-def _check_all_native(
-    recipe: Recipe,
-    weights: Mapping[str, Weight],
-    roles: Mapping[str, Role],
-    actions: Mapping[str, Action],
-    kept: Collection[str],
-) -> None:
-    """Raise RecipeError for a Linear that is not FP8, where the engine makes every one of them FP8."""
+def recover_linears(
+    recipe: Recipe, weights: Mapping[str, Weight], roles: Mapping[str, Role], actions: MutableMapping[str, Action]
+) -> list[str]:
+    """Where the engine makes every Linear FP8: BF16 beside INT4 that is there already goes back into the blocks that it
+    was decoded from. Warnings; raises RecipeError for what is not FP8, and what never was as far as can be known."""
+    if not is_native(recipe):
+        return []
+    has_int4 = any(weight.is_native_int4 for weight in weights.values())
+    recovered = 0
     for name, weight in weights.items():
         is_linear = weight.is_matrix and roles[name] in (*NATIVE_ROLES, Role.LINEAR)
-        if is_linear and name not in kept and actions[name] != Action.INT4 and not weight.is_native_int4:
+        if not is_linear or actions[name] != Action.COPY or weight.is_native_int4 or _is_loadable_fp8(weight):
+            continue
+        if not has_int4 or weight.stored.spec.dtype != BF16:
             option = "--format w4afp8" if recipe.layout == "w4afp8" else f"--rest {recipe.rest}"
             raise RecipeError(
                 f"is not FP8 in blocks of 128 x 128, and with {option} SGLang makes every Linear that",
@@ -56,6 +58,11 @@ def _check_all_native(
                 file=weight.stored.path.name,
                 remedy=f"convert the FP8 source with {option}, or leave that out",
             )
+        actions[name] = Action.TO_FP8
+        recovered += 1
+    if not recovered:
+        return []
+    return [f"{recovered} BF16 Linears go back into the FP8 blocks that they were decoded from, exactly or not at all"]
 
 
 def is_native(recipe: Recipe) -> bool:
@@ -92,10 +99,24 @@ def _is_loadable_fp8(weight: Weight) -> bool:
 
 
 def fp8_warnings(recipe: Recipe, form: SourceForm, kept_fp8: Collection[str]) -> list[str]:
-    if recipe.rest == "bf16" or kept_fp8:
+    if recipe.rest == "bf16" or kept_fp8 or is_native(recipe):
         return []
     why = "the source has no FP8 weights" if not form.fp8_blocks else "none lies in blocks of 128 x 128 that they load"
     return [f"--rest {recipe.rest} keeps nothing: {why}"]
+
+
+def recovered_job(weight: Weight, role: Role) -> Job:
+    """Codes and scales under native names."""
+    rows, cols = weight.shape
+    outputs = {
+        "codes": Output(weight.name, TensorSpec(F8_E4M3, weight.shape)),
+        "scale": Output(
+            f"{weight.module}.weight_scale_inv",
+            TensorSpec(F32, (-(-rows // BLOCK[0]), -(-cols // BLOCK[1]))),
+            rows_each=BLOCK[0],
+        ),
+    }
+    return Job(weight=weight, role=role, action=Action.TO_FP8, outputs=outputs)
 
 
 def fp8_job(weight: Weight, role: Role, recipe: Recipe) -> Job:

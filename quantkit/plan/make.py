@@ -16,7 +16,14 @@ from quantkit.families.family import Family, Role
 from quantkit.layouts import LAYOUTS, w4afp8
 from quantkit.numerics.packing import CODES_PER_WORD
 from quantkit.plan.input_scales import input_scale_of
-from quantkit.plan.kept_fp8 import fp8_job, fp8_warnings, kept_fp8_weights, loadable
+from quantkit.plan.kept_fp8 import (
+    fp8_job,
+    fp8_warnings,
+    kept_fp8_weights,
+    loadable,
+    recover_linears,
+    recovered_job,
+)
 from quantkit.plan.mtp import kept_experts, mtp_layers, without_mtp
 from quantkit.plan.output_config import output_config, scheme_of
 from quantkit.plan.plan import Action, Job, Output, Plan, PlannedShard, RuleCount
@@ -61,6 +68,7 @@ def make_plan(
     for name in kept_drafts & actions.keys():
         actions[name] = _action(binding.weights[name], roles[name], "keep")
     kept_fp8 = kept_fp8_weights(recipe, binding.weights, roles, actions)
+    warnings += recover_linears(recipe, binding.weights, roles, actions)
     if recipe.mtp == "fp8":
         kept_fp8 |= loadable(kept_drafts, binding.weights)
     warnings += fp8_warnings(recipe, form, kept_fp8)
@@ -235,13 +243,15 @@ def _warn_about(binding: Binding, roles: Mapping[str, Role]) -> list[str]:
 
 def _job(weight: Weight, role: Role, action: Action, recipe: Recipe, scheme: Int4Group) -> Job:
     layout = LAYOUTS[recipe.layout]
+    if action == Action.TO_FP8:
+        return recovered_job(weight, role)
     if action == Action.RELAYOUT:
         job = relayout_job(weight, role, replace(scheme, signed=not needs_positive_scales(recipe)), layout)
         return _with_input_scale(job, recipe)
     if action == Action.INT4:
         module, parts = weight.module, layout.stored(scheme, weight.num_rows, weight.num_cols)
         outputs = {
-            part: Output(f"{module}.{stored.leaf}", stored.spec, stored.has_rows) for part, stored in parts.items()
+            part: Output(f"{module}.{stored.leaf}", stored.spec, stored.rows_each) for part, stored in parts.items()
         }
         return _with_input_scale(Job(weight, role, action, outputs, scheme), recipe)
     if action == Action.TO_BF16:
@@ -255,7 +265,7 @@ def _with_input_scale(job: Job, recipe: Recipe) -> Job:
     bits = input_scale_of(job.weight, recipe.input_scales)
     if bits is None:
         return job
-    output = Output(f"{job.weight.module}.{w4afp8.INPUT_SCALE}", TensorSpec(BF16, ()), has_rows=False)
+    output = Output(f"{job.weight.module}.{w4afp8.INPUT_SCALE}", TensorSpec(BF16, ()), rows_each=0)
     return job._replace(outputs={**job.outputs, "input_scale": output}, input_scale=bits)
 
 

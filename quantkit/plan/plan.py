@@ -28,6 +28,7 @@ class Action(StrEnum):
 
     COPY = "copy"
     TO_BF16 = "to bf16"
+    TO_FP8 = "to fp8"
     INT4 = "int4"
     RELAYOUT = "relayout"
 
@@ -36,11 +37,16 @@ CARRIED = ("input_scale",)  # parts of native INT4 that go with it where its lay
 
 
 class Output(NamedTuple):
-    """One output tensor. ``has_rows``: its first dimension is the weight's rows."""
+    """One output tensor. ``rows_each``: rows of the weight for one of its own; 0 where it has none of them."""
 
     name: str
     spec: TensorSpec
-    has_rows: bool = True
+    rows_each: int = 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one of its own rows."""
+        return self.spec.num_bytes // max(1, self.spec.shape[0])
 
 
 class Job(NamedTuple):
@@ -64,7 +70,13 @@ class Job(NamedTuple):
     @property
     def is_fp8(self) -> bool:
         """Whether the output holds it in FP8 blocks."""
-        return self.action == Action.COPY and isinstance(self.weight.codec, Fp8Block)
+        is_kept = self.action == Action.COPY and isinstance(self.weight.codec, Fp8Block)
+        return is_kept or self.action == Action.TO_FP8
+
+    @property
+    def rows_at_least(self) -> int:
+        """Rows that belong together: tasks begin at multiples of it."""
+        return max((output.rows_each for output in self.outputs.values()), default=1)
 
     @property
     def carried(self) -> tuple[str, ...]:

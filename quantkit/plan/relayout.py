@@ -94,11 +94,11 @@ def relayout_job(weight: Weight, role: Role, scheme: Int4Group, layout: Layout) 
     scheme = replace(scheme, zero_points=not codec.is_symmetric)
     parts = layout.stored(scheme, weight.num_rows, weight.num_cols, weight.parts["scale"].spec.dtype)
     outputs = {
-        part: Output(f"{weight.module}.{stored.leaf}", stored.spec, stored.has_rows) for part, stored in parts.items()
+        part: Output(f"{weight.module}.{stored.leaf}", stored.spec, stored.rows_each) for part, stored in parts.items()
     }
     if layout.name == codec.layout:
         outputs |= {
-            part: Output(stored.name, stored.spec, has_rows=False)
+            part: Output(stored.name, stored.spec, rows_each=0)
             for part, stored in weight.parts.items()
             if part in CARRIED
         }

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quantkit.codecs.opaque import NativeInt4
-from quantkit.numerics.packing import CODES_PER_WORD
 from quantkit.plan.plan import Action, Job, PlannedShard
 from quantkit.transcode import has_row_blocks
 
@@ -26,7 +25,7 @@ class Task:
         outputs = self.job.outputs
         if self.job.action == Action.COPY:
             return outputs[self.part].name
-        return next(output.name for output in outputs.values() if output.has_rows)
+        return next(output.name for output in outputs.values() if output.rows_each == 1)
 
     @property
     def source_bytes(self) -> int:
@@ -55,13 +54,13 @@ def shard_tasks(shard: PlannedShard, *, task_bytes: int = TASK_BYTES) -> Iterato
 
 
 def _rows_at_once(job: Job, task_bytes: int) -> int:
-    """Whole words of rows, since zero points are packed along them; all of them where a matrix lies turned round."""
+    """Rows that are stored as one stay together; all of them where a matrix lies turned round."""
     weight = job.weight
     if isinstance(weight.codec, NativeInt4) and not has_row_blocks(weight.codec):
         return max(1, weight.num_rows)
     row_bytes = max(1, weight.num_cols * weight.stored.spec.dtype.num_bytes)
     num_rows = max(1, task_bytes // row_bytes)
-    return num_rows if job.scheme is None else -(-num_rows // CODES_PER_WORD) * CODES_PER_WORD
+    return -(-num_rows // job.rows_at_least) * job.rows_at_least
 
 
 def _spans(job: Job, part: str, total: int, step: int) -> Iterator[Task]:

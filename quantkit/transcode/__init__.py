@@ -3,6 +3,7 @@
 from quantkit.transcode.devices import ALL_GPUS, CPU, ON_GPU, ChooseKernels, choose_kernels, device_names
 from quantkit.transcode.kernels import COMPOSED, FUSED_CPU, Kernels, Quantized, kernels_for
 from quantkit.transcode.native import has_row_blocks, read_words
+from quantkit.transcode.recover import recover_rows
 from quantkit.transcode.rows import Rows, check_copied, read_rows
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "kernels_for",
     "read_rows",
     "read_words",
+    "recover_rows",
 ]

@@ -14,7 +14,7 @@ from quantkit.codecs.opaque import NativeInt4
 from quantkit.errors import RecipeError
 from quantkit.layouts import LAYOUTS, classic
 from quantkit.numerics import bfloat16
-from quantkit.numerics.packing import Int4Words
+from quantkit.numerics.packing import CODES_PER_WORD, Int4Words
 from quantkit.tensors import BF16
 from quantkit.weights.weight import Weight
 
@@ -47,8 +47,8 @@ def read_words(weight: Weight, first_row: int, last_row: int, *, signed: bool) -
 
 
 def _rows_of(tensor: StoredTensor, weight: Weight, first_row: int, last_row: int) -> StoredTensor:
-    """Of a part that has as many rows as the weight, or one for eight."""
-    rows_each = -(-weight.num_rows // tensor.spec.shape[0])
+    """Of a part that has as many rows as the weight, or, of zero points, one for eight."""
+    rows_each = CODES_PER_WORD if tensor is weight.parts.get("zero") else 1
     return tensor.rows(first_row // rows_each, -(-last_row // rows_each))
 
 

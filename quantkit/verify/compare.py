@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.reader import read_bytes
 from quantkit.checkpoint.source import Checkpoint
+from quantkit.engines.mixed import BLOCK
 from quantkit.errors import SourceError, VerificationError
 from quantkit.integrity.weight_errors import RowCollector, WeightError
 from quantkit.layouts.layout import Stored
+from quantkit.numerics import bfloat16, fp8
 from quantkit.plan.plan import Action, Job, Output, Plan
 from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks, task_bytes_of
 from quantkit.threads import ReportProgress, Stage, Step, run_steps
@@ -88,10 +90,14 @@ def _compare(task: Task, plan: Plan, output: Checkpoint, comparison: Comparison)
         source = read_bytes(job.weight.parts[task.part], task.first, task.last)
         is_same = np.array_equal(source, _read_output(output.tensors[name], task.first, task.last))
         return _finding(comparison, name, "differs from the source, which it must copy bit for bit", is_same)
-    stored = {part: _rows_of(output, one, task) for part, one in job.outputs.items() if one.has_rows}
+    stored = {part: _rows_of(output, one, task) for part, one in job.outputs.items() if one.rows_each}
     if job.action == Action.RELAYOUT:
         return _compare_words(task, plan, output, stored, comparison)
     rows = read_rows(job.weight, task.first, task.last)
+    if job.action == Action.TO_FP8:
+        decoded = bfloat16.from_float32(fp8.dequantize(stored["codes"], stored["scale"], block=BLOCK))
+        is_same = np.array_equal(decoded, rows.parts["values"])
+        return _finding(comparison, job.outputs["codes"].name, "does not decode to the BF16 of the source", is_same)
     kernels = kernels_for(job.weight)
     if job.scheme is None:
         is_same = np.array_equal(kernels.to_bf16(rows).reshape(-1), stored["values"].reshape(-1))
@@ -163,7 +169,6 @@ def _read_output(tensor: StoredTensor, first: int, last: int) -> NDArray[np.uint
 
 
 def _rows_of(output: Checkpoint, one: Output, task: Task) -> NDArray[Any]:
-    num_rows = max(1, task.job.weight.num_rows)
-    ends = (row * one.spec.num_bytes // num_rows for row in (task.first, task.last))
-    raw = _read_output(output.tensors[one.name], *ends)
-    return raw.view(one.spec.dtype.numpy).reshape(-1, one.spec.shape[-1] if one.spec.shape else 1)
+    first, last = task.first // one.rows_each, -(-task.last // one.rows_each)
+    raw = _read_output(output.tensors[one.name], first * one.row_bytes, last * one.row_bytes)
+    return raw.view(one.spec.dtype.numpy).reshape(last - first, -1)

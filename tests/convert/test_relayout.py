@@ -9,9 +9,11 @@ from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_in
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 
+from quantkit.convert.local import Share, execute
 from tests.classic import make_classic
 from tests.cli.test_commands import document, run
-from tests.convert.helpers import convert, load_output, same
+from tests.convert.helpers import convert, directory_bytes, load_output, same
+from tests.convert.plans import plan_of
 
 EXPERT = "model.layers.1.mlp.experts.2.down_proj"
 
@@ -83,20 +85,63 @@ def test_codes_are_those_of_the_other_layout(tiny_checkpoint, tmp_path):
     [
         ({}, ("w4afp8",), "groups of 32, and kernels for FP8 activations read 128"),
         ({"group_size": 128}, ("w4afp8",), "has scales below zero"),
-        ({"group_size": 128, "signed_scales": False}, ("w4afp8",), "is not FP8 in blocks of 128 x 128"),
         ({}, ("compressed-tensors", "--activations", "fp8-dynamic"), "groups of 32"),
         ({"group_size": 128}, ("compressed-tensors", "--activations", "fp8-dynamic"), "has scales below zero"),
     ],
 )
 def test_what_cannot_be_exact_is_refused(changes, options, words, tiny_checkpoint, tmp_path):
-    rest = {"rest": "fp8-native", "engine": "sglang"} if "scales below" in words and options[0] == "w4afp8" else {}
-    convert(tiny_checkpoint().directory, tmp_path / "made", **changes, **rest)
+    convert(tiny_checkpoint().directory, tmp_path / "made", **changes)
     refused = relayout(tmp_path / "made", tmp_path / "out", *options)
     assert refused.returncode == 2, refused.stderr
     assert words in refused.stderr
-    if "FP8 in blocks" not in words:
-        assert "--group-size 128 --positive-scales" in refused.stderr
+    assert "--group-size 128 --positive-scales" in refused.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_rest_in_bf16_goes_back_into_the_blocks_that_it_was_decoded_from(tiny_checkpoint, tmp_path):
+    """Codes as the FP8 source has them, scales that decode to the same BF16; and back again the same files."""
+    source, made = w4a8(tiny_checkpoint, tmp_path)
+    moved = relayout(made, tmp_path / "w4", "w4afp8")
+    assert moved.returncode == 0, moved.stderr
+    assert "BF16 Linears go back into the FP8 blocks" in moved.stderr
+    after = load_output(tmp_path / "w4")
+    codes = [name for name, one in after.items() if one.dtype == torch.float8_e4m3fn]
+    assert len(codes) == 27
+    for name in codes:
+        scale = name.replace(".weight", ".weight_scale_inv")
+        assert same(after[name].view(torch.uint8), source.tensor(name).view(torch.uint8)), name
+        assert torch.allclose(after[scale], source.tensor(scale), rtol=2**-8, atol=0), name
+    assert relayout(tmp_path / "w4", tmp_path / "back", "compressed-tensors").returncode == 0
+    assert shards_of(tmp_path / "back") == shards_of(made)
+    found = run("verify", tmp_path / "w4", "--source", made, "--engine", "sglang")
+    assert found.returncode == 0, found.stdout
+
+
+def test_bf16_that_was_never_fp8_is_refused(tiny_checkpoint, tmp_path):
+    _, made = w4a8(tiny_checkpoint, tmp_path)
+    (made / "conversion.json").unlink()
+    shard = sorted(made.glob("*.safetensors"))[0]
+    tensors = load_file(shard)
+    name = "model.layers.0.self_attn.o_proj.weight"
+    tensors[name].view(torch.int16)[130 % tensors[name].shape[0], 7] += 1
+    save_file(tensors, shard)
+    refused = relayout(made, tmp_path / "w4", "w4afp8")
+    assert refused.returncode == 2
+    assert name in refused.stderr
+    assert "no FP8 block decodes to its BF16" in refused.stderr
+    assert not (tmp_path / "w4").exists()
+
+
+def test_no_split_changes_what_is_put_back(tiny_checkpoint, tmp_path):
+    _, made = w4a8(tiny_checkpoint, tmp_path)
+    plan = plan_of(made, layout="w4afp8", rules=[])
+    results = []
+    for task_bytes in (1 << 10, 1 << 24):
+        directory = tmp_path / str(task_bytes)
+        directory.mkdir()
+        execute(plan, Share(directory=directory), num_jobs=2, task_bytes=task_bytes)
+        results.append(directory_bytes(directory))
+    assert results[0] == results[1]
 
 
 def test_a_source_without_int4_has_nothing_to_move(tiny_checkpoint, tmp_path):

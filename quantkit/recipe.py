@@ -176,9 +176,9 @@ def override(
     changes = {key: value for key, value in settings.items() if value is not None}
     _check_options(changes, (*targets, *ignore))
     document = recipe_document(recipe)
-    document |= implied(document, changes) | changes
+    document |= implied(changes) | changes
     only = engine or implied_engine(changes)
-    if engine is not None or only in document["engines"]:
+    if only is not None and (engine is not None or not document["engines"] or only in document["engines"]):
         document["engines"] = {only: document["engines"].get(only, [])}
     if targets:
         document["rules"] = _pattern_rules(targets, "int4")
@@ -253,7 +253,7 @@ def parse_recipe(document: dict[str, Any], *, where: str) -> Recipe:
         recipe = Recipe.model_validate_json(text)
     except ValidationError as error:
         raise RecipeError(_explain(error), file=where, remedy="correct this key") from error
-    check_together(recipe.model_dump())
+    check_together(recipe.model_dump(), where)
     return recipe
 
 

@@ -1,73 +1,129 @@
-"""Settings of a recipe that follow from one another, and those that do not go together."""
+"""Forms of an output that need other settings, one table: what follows from each, and what does not go with it.
+
+The forms are not of one recipe key: a layout, the storage of the rest, the engines' activations, zero points.
+"""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from quantkit.errors import RecipeError
 
+_DOCUMENTS = (".yaml", ".yml", ".json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """An output whose recipe has ``value`` as ``setting``.
+
+    ``needs``: the only values of other settings, taken where none is given; ``allows``: what others may be.
+    ``engine``: the one that alone loads it. ``reads_positive_scales``: its kernels are not known to read others.
+    """
+
+    setting: str
+    value: object
+    option: str
+    needs: Mapping[str, object] = field(default_factory=dict)
+    allows: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    engine: str | None = None
+    reads_positive_scales: bool = False
+
+    def is_asked_for(self, document: Mapping[str, Any]) -> bool:
+        return bool(document.get(self.setting) == self.value)
+
+
+W4A8_REMEDY = "convert the FP8 source again with --group-size 128 --positive-scales"
 _W4A8 = {"group_size": 128, "signed_scales": False}
-_IMPLIED: tuple[tuple[str, object, str, Mapping[str, object]], ...] = (
-    ("layout", "w4afp8", "--format w4afp8", _W4A8 | {"rest": "fp8"}),
-    ("activations", "fp8-dynamic", "--activations fp8-dynamic", _W4A8),
-    ("zero_points", True, "--zero-points", {"signed_scales": False}),
+FORMS: tuple[Form, ...] = (
+    Form(
+        setting="layout",
+        value="w4afp8",
+        option="--format w4afp8",
+        needs=_W4A8 | {"rest": "fp8"},
+        # one form for all experts, and FP8 activations anyway
+        allows={"mtp": ("int4", "drop"), "activations": ("none",), "zero_points": (False,)},
+        engine="sglang",
+        reads_positive_scales=True,
+    ),
+    Form(
+        setting="activations",
+        value="fp8-dynamic",
+        option="--activations fp8-dynamic",
+        needs=_W4A8,
+        allows={"zero_points": (False,)},
+        reads_positive_scales=True,
+    ),
+    Form(
+        setting="rest",
+        value="fp8-native",
+        option="--rest fp8-native",
+        allows={"mtp": ("int4", "bf16", "drop")},
+        engine="sglang",
+    ),
+    Form(
+        setting="zero_points",
+        value=True,
+        option="--zero-points",
+        needs={"signed_scales": False},
+        engine="vllm",
+    ),
 )
-_OPTIONS = {"signed_scales": "--positive-scales", "group_size": "--group-size", "rest": "--rest", "mtp": "--mtp"}
+_OPTIONS = {
+    "group_size": "--group-size",
+    "signed_scales": "--positive-scales",
+    "rest": "--rest",
+    "mtp": "--mtp",
+    "activations": "--activations",
+    "zero_points": "--zero-points",
+}
 
 
-def implied(document: Mapping[str, Any], given: Mapping[str, object]) -> dict[str, object]:
-    """What the settings ``given`` on the command line make of others that are not, over a recipe's document."""
-    merged = {**document, **given}
-    found: dict[str, object] = {}
-    for key, value, _, settings in _IMPLIED:
-        if given.get(key) == value:
-            found |= {name: one for name, one in settings.items() if name not in given and merged.get(name) != one}
-    return found
+def forms_of(document: Mapping[str, Any]) -> tuple[Form, ...]:
+    """The forms that a recipe's document, or a part of it, asks for."""
+    return tuple(form for form in FORMS if form.is_asked_for(document))
 
 
-_OF_ONE_ENGINE = (("layout", "w4afp8", "sglang"), ("rest", "fp8-native", "sglang"), ("zero_points", True, "vllm"))
+def implied(given: Mapping[str, object]) -> dict[str, object]:
+    """What the settings given on the command line make of others that are not."""
+    needed = {name: value for form in forms_of(given) for name, value in form.needs.items()}
+    return {name: value for name, value in needed.items() if name not in given}
 
 
 def implied_engine(given: Mapping[str, object]) -> str | None:
     """The engine that alone loads what the settings ask for; None where both may."""
-    return next((engine for key, value, engine in _OF_ONE_ENGINE if given.get(key) == value), None)
+    return next((form.engine for form in forms_of(given) if form.engine), None)
 
 
-def check_together(document: Mapping[str, Any]) -> None:
-    """Raise RecipeError for settings of a whole recipe that no output could have."""
-    for key, value, option, settings in _IMPLIED:
-        if document.get(key) != value:
-            continue
-        for name, needed in settings.items():
-            if document.get(name) != needed:
-                given = _OPTIONS[name] if needed is False else f"{_OPTIONS[name]} {needed}"
+def check_together(document: Mapping[str, Any], where: str) -> None:
+    """Raise RecipeError for settings of a whole recipe that no output could have.
+
+    ``where``: a file, whose keys are named, or the recipe that options have changed.
+    """
+    is_file = where.endswith(_DOCUMENTS)
+    for form in forms_of(document):
+        allowed: dict[str, tuple[object, ...]] = {name: (value,) for name, value in form.needs.items()}
+        allowed.update(form.allows)
+        for name, values in allowed.items():
+            if document.get(name, values[0]) not in values:
+                what = f"{form.setting} {_word(form.value)}" if is_file else form.option
                 raise RecipeError(
-                    f"{option} does not go with {name} {_word(document.get(name))}",
-                    remedy=f"give {given}",
+                    f"{what} does not go with {name} {_word(document[name])}",
+                    file=where if is_file else None,
+                    remedy=_key_remedy(name, values) if is_file else _option_remedy(name, values),
                 )
-    if document.get("layout") == "w4afp8":
-        _check_w4afp8(document)
-    elif document.get("input_scales"):
+    if document.get("input_scales") and document.get("layout") != "w4afp8":
         raise RecipeError("input scales are of w4afp8 alone", remedy="give --format w4afp8, or leave --stats out")
-    if document.get("zero_points") and document.get("activations", "none") != "none":
-        raise RecipeError(
-            "--zero-points does not go with --activations: kernels for FP8 activations read symmetric INT4",
-            remedy="leave one of them out",
-        )
-    if document.get("rest") == "fp8-native" and document.get("mtp") == "fp8":
-        raise RecipeError(
-            "--rest fp8-native does not go with --mtp fp8: it speaks of Linears, and experts are INT4",
-            remedy="give --mtp int4, bf16 or drop",
-        )
 
 
-def _check_w4afp8(document: Mapping[str, Any]) -> None:
-    for key, allowed in (("mtp", ("int4", "drop")), ("activations", ("none",)), ("zero_points", (False,))):
-        if document.get(key, allowed[0]) not in allowed:
-            raise RecipeError(
-                f"--format w4afp8 does not go with {key} {_word(document[key])}: SGLang's loader has one form for all "
-                "experts, and its activations are FP8 anyway",
-                remedy=f"leave {_OPTIONS.get(key, '--' + key.replace('_', '-'))} out",
-            )
+def _key_remedy(name: str, values: tuple[object, ...]) -> str:
+    return f"set {name} to {' or '.join(map(_word, values))}"
+
+
+def _option_remedy(name: str, values: tuple[object, ...]) -> str:
+    option = _OPTIONS[name]
+    if values in ((False,), ("none",)) and name != "signed_scales":
+        return f"leave {option} out"
+    return f"give {option}" if values == (False,) else f"give {option} {' or '.join(map(_word, values))}"
 
 
 def _word(value: object) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from quantkit.engines.mixed import BLOCK
 from quantkit.engines.parallel import EngineName
-from quantkit.engines.tensor_parallel import TpVerdict, expert_kind, legal_tp
+from quantkit.engines.schemes import kind_of
+from quantkit.engines.tensor_parallel import TpVerdict, legal_tp
 from quantkit.engines.verdicts import EngineReport
 from quantkit.machine import uncollected
 from quantkit.plan.input_scales import read_input_scales
@@ -15,7 +16,7 @@ from quantkit.plan.make import make_plan
 from quantkit.plan.part import limited
 from quantkit.plan.plan import Plan
 from quantkit.plan.relayout import native_settings
-from quantkit.recipe import override, recipe_document
+from quantkit.recipe import override
 from quantkit.sources import ResolvedSource, resolve_source
 from quantkit.verify.loading import check_plan, launches_of, refuse_unservable
 
@@ -114,5 +115,5 @@ def tensor_parallel(resolved: ResolvedSource, plan: Plan) -> tuple[TpVerdict, ..
         config=resolved.checkpoint.config,
         group_size=plan.recipe.group_size,
         rest_block=BLOCK[0] if any(job.is_fp8 for job in plan.jobs) else None,
-        kind=expert_kind(recipe_document(plan.recipe)),
+        kind=kind_of(plan.config),
     )

@@ -14,7 +14,8 @@ from quantkit.checkpoint.file_names import CONFIG_NAME, MANIFEST_NAME
 from quantkit.checkpoint.json_files import read_json
 from quantkit.engines.mixed import BLOCK
 from quantkit.engines.parallel import ENGINES, EngineName
-from quantkit.engines.tensor_parallel import expert_kind, legal_tp
+from quantkit.engines.schemes import kind_of
+from quantkit.engines.tensor_parallel import legal_tp
 from quantkit.errors import QuantkitError, VerificationError
 from quantkit.families import FAMILIES
 from quantkit.integrity.manifest import read_manifest
@@ -275,7 +276,7 @@ def _tp_size(manifest: Mapping[str, Any], config: Mapping[str, Any], engine: Eng
         config=config,
         group_size=group_size,
         rest_block=rest_block,
-        kind=expert_kind(manifest["recipe"]),
+        kind=kind_of(config),
     )
     sizes = [one.tp for one in verdicts if one.engine == engine and one.status != "refused" and one.tp <= _MOST_TP]
     return max(sizes, default=0)

@@ -3,7 +3,7 @@
 The same for the same source, recipe and version, wherever and however it ran.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from quantkit.checkpoint.reader import hash_file
 from quantkit.checkpoint.source import open_checkpoint
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.execution import Execution
-from quantkit.engines.parallel import DEFAULT_ENGINE, ENGINE_VERSIONS, Parallel
+from quantkit.engines.parallel import DEFAULT_ENGINE, ENGINE_VERSIONS, EngineName, Parallel
 from quantkit.errors import QuantkitError
 from quantkit.integrity.manifest import MANIFEST_FORMAT, Manifest
 from quantkit.integrity.weight_errors import ClassError
@@ -79,7 +79,7 @@ def manifest_document(
         "rules": [
             {"rule": count.rule, "action": count.action, "num_weights": count.num_weights} for count in plan.rules
         ],
-        "memory_plan": memory_document(directory),
+        "memory_plan": memory_document(directory, plan.recipe.engines),
         "dropped_tensors": dict(sorted(plan.dropped.items())),
         "skipped_files": dict(plan.checkpoint.sidecars.skipped),
         "warnings": list(plan.warnings),
@@ -143,12 +143,16 @@ def _other_bytes(manifest: Manifest, conversion: Conversion) -> Iterator[str]:
         yield f"from another {finding.file}"
 
 
-def memory_document(directory: Path) -> dict[str, Any]:
-    """What a GPU of 8 holds, for each KV dtype that the engine takes; or the ``reason`` why that cannot be said."""
+def memory_document(directory: Path, engines: Collection[EngineName]) -> dict[str, Any]:
+    """What a GPU of 8 holds, for each KV dtype that the engine takes; or the ``reason`` why that cannot be said.
+
+    ``engines``: that the output is for; any where there are none.
+    """
+    engine = next(iter(engines)) if engines and DEFAULT_ENGINE not in engines else DEFAULT_ENGINE
     gpu = gpu_named(DEFAULT_GPU)
     head = {
-        "engine": DEFAULT_ENGINE,
-        "engine_version": ENGINE_VERSIONS[DEFAULT_ENGINE],
+        "engine": engine,
+        "engine_version": ENGINE_VERSIONS[engine],
         "gpu": gpu.title,
         "tp": PLANNED_TP,
     }
@@ -159,7 +163,8 @@ def memory_document(directory: Path) -> dict[str, Any]:
         try:
             model = model_from_checkpoint("this checkpoint", checkpoint, weights_from="its headers")
             context = min(model.max_context or FALLBACK_CONTEXT, FALLBACK_CONTEXT)
-            request = MemoryRequest(gpu=gpu, parallel=Parallel(tp=PLANNED_TP), kv_dtype=dtype, context=context)
+            parallel = Parallel(tp=PLANNED_TP)
+            request = MemoryRequest(gpu=gpu, engine=engine, parallel=parallel, kv_dtype=dtype, context=context)
             plans[dtype] = make_memory_plan(model, request, with_advice=False)
         except QuantkitError as error:
             reason = reason or error.message

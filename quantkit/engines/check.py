@@ -9,7 +9,7 @@ from quantkit.engines.kv_scales import kv_scale_verdicts
 from quantkit.engines.launch import Launch, launch_verdicts
 from quantkit.engines.matching import MatchError
 from quantkit.engines.runtime import EngineRules, Kind, RuntimeModule, runtime_modules
-from quantkit.engines.schemes import Scheme, read_section, section_errors
+from quantkit.engines.schemes import Scheme, quantization_document, read_section, section_errors
 from quantkit.engines.sglang import SGLANG
 from quantkit.engines.verdicts import EngineReport, ModuleVerdict, Outcome, collect_rows
 from quantkit.engines.vllm import VLLM
@@ -107,13 +107,3 @@ def _document_verdicts(document: Mapping[str, Any], rules: EngineRules) -> Itera
     if method == "w4afp8" and rules is not SGLANG:
         message, remedy = "w4afp8 is a format of SGLang alone", _RELAYOUT
         yield ModuleVerdict(module=_CONFIG, outcome=Outcome.REFUSED, message=message, remedy=remedy)
-
-
-def quantization_document(config: Config) -> Mapping[str, Any]:
-    """The section of a config where engines look for it; empty where there is none."""
-    text = config.get("text_config")
-    for place, key in ((config, _CONFIG), (text, _CONFIG), (config, "compression_config")):
-        found = place.get(key) if isinstance(place, Mapping) else None
-        if isinstance(found, Mapping):
-            return found
-    return {}

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quantkit.engines.parallel import EngineName, Parallel
-from quantkit.engines.schemes import Scheme, Section
+from quantkit.engines.schemes import Scheme, Section, expert_kind
 from quantkit.engines.sglang import fuses_shared_experts
-from quantkit.engines.tensor_parallel import ExpertKind, Storage, split_verdict
+from quantkit.engines.tensor_parallel import Storage, split_verdict
 from quantkit.engines.verdicts import ModuleVerdict, Outcome
 from quantkit.families.config_values import Config, integer
 from quantkit.families.family import Family
@@ -84,14 +84,6 @@ def _floored(family: Family, config: Config, experts: Scheme, parallel: Parallel
     return ModuleVerdict(module=f"TP {parallel.tp}", outcome=outcome, message=f"{where}: {what}", remedy=remedy)
 
 
-def _kind(section: Section, experts: Scheme | None) -> ExpertKind:
-    if section.method == "w4afp8":
-        return "w4afp8"
-    if experts is None or experts.is_symmetric:
-        return "w4a8" if experts is not None and experts.is_w4a8 else "w4a16"
-    return "zero points"
-
-
 def _storage(section: Section, experts: Scheme | None) -> Storage:
     blocks = [scheme.block for scheme in section.schemes if scheme.block is not None]
     has_native = section.has_native_linears or section.method == "w4afp8"
@@ -100,7 +92,7 @@ def _storage(section: Section, experts: Scheme | None) -> Storage:
         group_size = experts.group_size
     return Storage(
         group_size=group_size,
-        kind=_kind(section, experts),
+        kind=expert_kind(section, experts),
         expert_block=experts.block[0] if experts is not None and experts.block is not None else None,
         rest_block=128 if has_native else blocks[0][0] if blocks else None,
     )

@@ -6,10 +6,11 @@ A scheme knows which tensors a weight of [out, in] is stored as. Source: compres
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from quantkit.tensors import BF16, F8_E4M3, F16, F32, I8, I32, I64, U8, DType
 
+ExpertKind = Literal["w4a16", "zero points", "w4a8", "w4afp8"]
 FLOATS = (BF16, F16, F32)
 PACK_QUANTIZED, FLOAT_QUANTIZED = "pack-quantized", "float-quantized"
 
@@ -156,6 +157,34 @@ def read_section(document: Mapping[str, Any]) -> Section:
         kv_cache=document.get("kv_cache_scheme"),
         has_native_linears="linear_fp8_config" in document,
     )
+
+
+def quantization_document(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The section of a config where engines look for it; empty where there is none."""
+    text = config.get("text_config")
+    for place, key in ((config, "quantization_config"), (text, "quantization_config"), (config, "compression_config")):
+        found = place.get(key) if isinstance(place, Mapping) else None
+        if isinstance(found, Mapping):
+            return found
+    return {}
+
+
+def expert_kind(section: Section, experts: Scheme | None) -> ExpertKind:
+    """What kernels call the INT4 experts of a scheme."""
+    if section.method == "w4afp8":
+        return "w4afp8"
+    if experts is None or experts.is_symmetric:
+        return "w4a8" if experts is not None and experts.is_w4a8 else "w4a16"
+    return "zero points"
+
+
+def kind_of(config: Mapping[str, Any]) -> ExpertKind:
+    """Of the INT4 group of a whole config.json; W4A16 where it has none that can be read."""
+    document = quantization_document(config)
+    if next(section_errors(document), None) is not None:
+        return "w4a16"
+    section = read_section(document)
+    return expert_kind(section, next((scheme for scheme in section.schemes if scheme.is_int4), None))
 
 
 def _scheme(name: str, group: Mapping[str, Any]) -> Scheme:

@@ -4,16 +4,16 @@ Tensor parallelism cuts the columns of ``down_proj``: a rank needs whole scale g
 Facts: SGLang 0.5.23 and vLLM 0.33, read in source.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from quantkit.engines.parallel import ENGINES, EngineName, Parallel, Shares, shares_of
+from quantkit.engines.schemes import ExpertKind
 from quantkit.families.config_values import Config, integer
 from quantkit.families.family import Family
 
 TpStatus = Literal["ok", "refused", "unknown"]
-ExpertKind = Literal["w4a16", "zero points", "w4a8", "w4afp8"]
 
 TP_SIZES: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
 
@@ -130,15 +130,6 @@ def legal_tp(
         for tp in TP_SIZES
         for engine in ENGINES
     )
-
-
-def expert_kind(recipe: Mapping[str, Any]) -> ExpertKind:
-    """Of the experts that a recipe's document makes."""
-    if recipe["layout"] == "w4afp8":
-        return "w4afp8"
-    if recipe["activations"] == "fp8-dynamic":
-        return "w4a8"
-    return "zero points" if recipe["zero_points"] else "w4a16"
 
 
 def legal_sizes(verdicts: Iterable[TpVerdict], engine: EngineName) -> tuple[int, ...]:

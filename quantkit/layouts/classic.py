@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.numerics.packing import pack_int4, unpack_int4
+from quantkit.numerics.packing import CODES_PER_WORD, pack_int4, unpack_int4
 
 QWEIGHT = "qweight"
+_BAND = 32  # columns
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # nibble of a word in which row 0, 1, ... of its eight lies
 
 
 class ZeroPointError(ValueError):
-    """Zero points that compressed-tensors has no number for, or that the config denies."""
+    """A zero point that may stand for two numbers."""
 
 
 def gptq_words(qweight: NDArray[Any]) -> NDArray[np.int32]:
@@ -35,8 +36,14 @@ def gptq_zeros(qzeros: NDArray[Any], num_rows: int, *, offset: int) -> NDArray[n
 
 
 def awq_words(qweight: NDArray[Any], num_rows: int) -> NDArray[np.int32]:
-    """Words [R, C/8] of codes."""
-    return pack_int4(np.ascontiguousarray(_awq_codes(qweight, num_rows).T))
+    """Words [R, C/8] of codes. By bands of columns: a code takes eight times its stored bytes while it is unpacked."""
+    num_cols = len(qweight)
+    words = np.empty((num_rows, num_cols // CODES_PER_WORD), np.int32)
+    for first in range(0, num_cols, _BAND):
+        codes = _awq_codes(qweight[first : first + _BAND], num_rows)
+        place = slice(first // CODES_PER_WORD, (first + len(codes)) // CODES_PER_WORD)
+        words[:, place] = pack_int4(np.ascontiguousarray(codes.T))
+    return words
 
 
 def awq_zeros(qzeros: NDArray[Any], num_rows: int) -> NDArray[np.int8]:
@@ -48,9 +55,3 @@ def _awq_codes(words: NDArray[Any], num_rows: int) -> NDArray[np.int8]:
     """[X, R] of words [X, R/8]."""
     codes = unpack_int4(words, num_rows)
     return codes.reshape(len(codes), -1, 8)[:, :, _AWQ_ORDER].reshape(codes.shape)
-
-
-def check_symmetric(zero_RG: NDArray[np.int8]) -> None:
-    """Raise ZeroPointError where a zero point is not unsigned 8, which is code 0."""
-    if zero_RG.any():
-        raise ZeroPointError("config.json denies zero points, and these are not in the middle")

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from quantkit.engines.parallel import MOST_GPUS, Parallel, Shares, shares_of
+from quantkit.engines.schemes import kind_of
 from quantkit.engines.tensor_parallel import TP_SIZES, Storage, TpVerdict, split_verdict
 from quantkit.errors import UsageError
 from quantkit.families.kv_shape import HeadKv
@@ -98,6 +99,7 @@ def _verdict(model: Model, request: MemoryRequest, scheme: Scheme, parallel: Par
     block = max((cols or 0 for _, cols in form.fp8_blocks), default=0) or None
     storage = Storage(
         group_size=scheme.group_size,
+        kind=kind_of(model.config) if scheme == model.scheme else "w4a16",
         expert_block=block if scheme.experts == "fp8" else None,
         rest_block=None if scheme.rest == "bf16" else block,
     )

@@ -5,6 +5,7 @@ SGLang divides the input of all experts of a layer by one number for gate and up
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -72,5 +73,10 @@ def input_scale_of(weight: Weight, scales: Mapping[str, tuple[float, float]]) ->
             file=weight.stored.path.name,
             remedy="calibrate this checkpoint, or leave --stats out",
         )
-    value = scales[parent][int(weight.module.endswith(_DOWN))]
+    return _bits(scales[parent][int(weight.module.endswith(_DOWN))])
+
+
+@lru_cache(maxsize=4096)
+def _bits(value: float) -> int:
+    """Once for a layer, and not for each of its experts."""
     return int(bfloat16.from_float64(np.array([value]))[0])

@@ -29,6 +29,7 @@ from quantkit.plan.output_config import output_config, scheme_of
 from quantkit.plan.plan import Action, Job, Output, Plan, PlannedShard, RuleCount
 from quantkit.plan.relayout import (
     check_native,
+    check_signs,
     lay_out_anew,
     needs_positive_scales,
     relayout_job,
@@ -64,6 +65,7 @@ def make_plan(
     warnings += _warn_about(binding, roles)
     layout = LAYOUTS[recipe.layout]
     scheme = scheme_of(recipe)
+    moved = replace(scheme, signed=not needs_positive_scales(recipe))
     actions, counts = _decide_all(recipe, binding.weights, roles)
     for name in kept_drafts & actions.keys():
         actions[name] = _action(binding.weights[name], roles[name], "keep")
@@ -74,6 +76,7 @@ def make_plan(
     warnings += fp8_warnings(recipe, form, kept_fp8)
     warnings += _keep_undividable(actions, binding.weights, roles, scheme, family)
     check_native(binding.weights, form, scheme, layout)
+    warnings += check_signs(checkpoint, binding.weights, recipe)
     lay_out_anew(actions, binding.weights, recipe)
     warnings += relayout_warnings(binding.weights, actions, layout)
     check_one_scheme(_schemes(binding.weights, actions, kept_fp8))
@@ -83,7 +86,7 @@ def make_plan(
     jobs = [
         fp8_job(weight, roles[name], recipe)
         if name in kept_fp8
-        else _job(weight, roles[name], actions[name], recipe, scheme)
+        else _job(weight, roles[name], actions[name], recipe, moved if actions[name] == Action.RELAYOUT else scheme)
         for name, weight in binding.weights.items()
     ]
     if not jobs:
@@ -246,8 +249,7 @@ def _job(weight: Weight, role: Role, action: Action, recipe: Recipe, scheme: Int
     if action == Action.TO_FP8:
         return recovered_job(weight, role)
     if action == Action.RELAYOUT:
-        job = relayout_job(weight, role, replace(scheme, signed=not needs_positive_scales(recipe)), layout)
-        return _with_input_scale(job, recipe)
+        return _with_input_scale(relayout_job(weight, role, scheme, layout), recipe)
     if action == Action.INT4:
         module, parts = weight.module, layout.stored(scheme, weight.num_rows, weight.num_cols)
         outputs = {
@@ -262,7 +264,7 @@ def _job(weight: Weight, role: Role, action: Action, recipe: Recipe, scheme: Int
 
 
 def _with_input_scale(job: Job, recipe: Recipe) -> Job:
-    bits = input_scale_of(job.weight, recipe.input_scales)
+    bits = input_scale_of(job.weight, recipe.input_scales) if job.role is Role.ROUTED_EXPERT else None
     if bits is None:
         return job
     output = Output(f"{job.weight.module}.{w4afp8.INPUT_SCALE}", TensorSpec(BF16, ()), rows_each=0)

@@ -2,14 +2,12 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from quantkit.checkpoint.file_names import CONFIG_NAME
 from quantkit.checkpoint.source import Checkpoint, quantization_section
 from quantkit.codecs.float_values import HALF
 from quantkit.codecs.int4_group import Int4Group
-from quantkit.codecs.opaque import NativeInt4
 from quantkit.engines.fusion import FUSED_LEAVES
 from quantkit.errors import SourceError
 from quantkit.families.family import NOT_LINEAR, Family
@@ -74,11 +72,8 @@ def _declare_bf16(section: dict[str, Any]) -> None:
 def _declared(family: Family, layers: range, jobs: Sequence[Job], recipe: Recipe) -> Declared:
     drafts = expert_patterns(layers)
     matrices = [job for job in jobs if job.weight.is_matrix and not (job.is_int4 or job.is_fp8)]
-    natives = (job.weight.codec for job in jobs if isinstance(job.weight.codec, NativeInt4))
-    has_zero_points = any(not codec.is_symmetric for codec in natives)
-    scheme = scheme_of(recipe)
     return Declared(
-        scheme=replace(scheme, zero_points=scheme.zero_points or has_zero_points),
+        scheme=scheme_of(recipe),
         int4=[job.weight.module for job in jobs if job.is_int4],
         fp8=[job.weight.module for job in jobs if job.is_fp8],
         plain=[job.weight.module for job in matrices if job.role not in NOT_LINEAR],

@@ -1,18 +1,19 @@
 """INT4 that the source holds already: it passes through, or is laid out anew, and is never requantized."""
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import replace
 from typing import Any, NoReturn, cast
 
-from quantkit.checkpoint.file_names import CONFIG_NAME
+from quantkit.checkpoint.file_names import CONFIG_NAME, MANIFEST_NAME
 from quantkit.checkpoint.source import Checkpoint
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.codecs.opaque import NativeInt4
-from quantkit.errors import RecipeError
+from quantkit.errors import RecipeError, VerificationError
 from quantkit.families.family import Role
+from quantkit.integrity.manifest import read_manifest
 from quantkit.layouts import Layout, w4afp8
 from quantkit.plan.plan import CARRIED, Action, Job, Output, Plan
 from quantkit.recipe import Recipe
+from quantkit.recipe_settings import W4A8_REMEDY, forms_of
 from quantkit.tensors import BF16, F16
 from quantkit.weights.source_form import SourceForm, source_form
 from quantkit.weights.weight import Weight
@@ -40,7 +41,7 @@ def native_settings(checkpoint: Checkpoint, settings: Mapping[str, object]) -> d
         raise RecipeError(
             f"the source is INT4 in groups of {form.int4_group_size}, and kernels for FP8 activations read 128",
             file=CONFIG_NAME,
-            remedy="convert the FP8 source again with --group-size 128 --positive-scales",
+            remedy=W4A8_REMEDY,
         )
     found: dict[str, object] = {"group_size": form.int4_group_size}
     if not form.is_symmetric and asked.get("layout") != w4afp8.METHOD:
@@ -57,9 +58,7 @@ def check_native(weights: Mapping[str, Weight], form: SourceForm, scheme: Int4Gr
         _refuse(
             native,
             f"is INT4 already, in groups of {form.int4_group_size}: it passes through and is never requantized",
-            f"leave --group-size out, or give {form.int4_group_size}"
-            if layout.name != w4afp8.METHOD
-            else "convert the FP8 source again with --group-size 128 --positive-scales",
+            f"leave --group-size out, or give {form.int4_group_size}" if layout.name != w4afp8.METHOD else W4A8_REMEDY,
         )
     if not form.is_symmetric and (layout.name == w4afp8.METHOD or not scheme.zero_points):
         _refuse(
@@ -71,32 +70,62 @@ def check_native(weights: Mapping[str, Weight], form: SourceForm, scheme: Int4Gr
         _refuse(native, "is symmetric INT4 already, and is never requantized", "leave --zero-points out")
 
 
+def check_signs(checkpoint: Checkpoint, weights: Mapping[str, Weight], recipe: Recipe) -> list[str]:
+    """Raise RecipeError where a source of our own says that its scales may be negative, and they must not be.
+
+    Of another tool's source a warning: they are looked at when they are read.
+    """
+    native = next((weight for weight in weights.values() if weight.is_native_int4), None)
+    if native is None or not needs_positive_scales(recipe):
+        return []
+    made_with = _recorded_recipe(checkpoint)
+    if made_with.get("signed_scales") is True and made_with.get("scales") == "search":
+        _refuse(
+            native,
+            "was made with scales of either sign, and kernels for FP8 activations are not known to read negative ones",
+            W4A8_REMEDY,
+        )
+    known = made_with.get("signed_scales") is False
+    return [] if known else ["signs of scales are looked at as they are read: one below zero ends the work"]
+
+
+def _recorded_recipe(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Of the manifest beside a source whose INT4 we have made; nothing where there is none that can be read."""
+    if not (checkpoint.directory / MANIFEST_NAME).is_file():
+        return {}
+    try:
+        manifest = read_manifest(checkpoint.directory)
+        was_made = any(part["action"] == Action.INT4 for part in manifest.document["parts"])
+        return {**manifest.recipe} if was_made else {}
+    except (VerificationError, LookupError, TypeError):
+        return {}
+
+
 def _refuse(native: Weight, message: str, remedy: str) -> NoReturn:
     raise RecipeError(message, tensor=native.stored.name, file=native.stored.path.name, remedy=remedy)
 
 
 def needs_positive_scales(recipe: Recipe) -> bool:
     """Whether kernels for FP8 activations will read them."""
-    return recipe.layout == w4afp8.METHOD or recipe.activations != "none"
+    return any(form.reads_positive_scales for form in forms_of(recipe.model_dump()))
 
 
 def lay_out_anew(actions: MutableMapping[str, Action], weights: Mapping[str, Weight], recipe: Recipe) -> None:
     """Native INT4 of another layout, and of any where every scale is to be looked at; the rest passes through."""
+    must_look = needs_positive_scales(recipe)
     for name, weight in weights.items():
         if weight.is_native_int4:
             is_same = cast(NativeInt4, weight.codec).layout == recipe.layout
-            actions[name] = Action.COPY if is_same and not needs_positive_scales(recipe) else Action.RELAYOUT
+            actions[name] = Action.COPY if is_same and not must_look else Action.RELAYOUT
 
 
 def relayout_job(weight: Weight, role: Role, scheme: Int4Group, layout: Layout) -> Job:
     """Scales keep their dtype: nothing is rounded here. ``scheme.signed``: whether they may be negative."""
-    codec = cast(NativeInt4, weight.codec)
-    scheme = replace(scheme, zero_points=not codec.is_symmetric)
     parts = layout.stored(scheme, weight.num_rows, weight.num_cols, weight.parts["scale"].spec.dtype)
     outputs = {
         part: Output(f"{weight.module}.{stored.leaf}", stored.spec, stored.rows_each) for part, stored in parts.items()
     }
-    if layout.name == codec.layout:
+    if layout.name == cast(NativeInt4, weight.codec).layout:
         outputs |= {
             part: Output(stored.name, stored.spec, rows_each=0)
             for part, stored in weight.parts.items()

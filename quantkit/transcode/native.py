@@ -15,7 +15,9 @@ from quantkit.errors import RecipeError
 from quantkit.layouts import LAYOUTS, classic
 from quantkit.numerics import bfloat16
 from quantkit.numerics.packing import CODES_PER_WORD, Int4Words
+from quantkit.recipe_settings import W4A8_REMEDY
 from quantkit.tensors import BF16
+from quantkit.transcode.rows import check_shape_tensor
 from quantkit.weights.weight import Weight
 
 
@@ -38,7 +40,7 @@ def read_words(weight: Weight, first_row: int, last_row: int, *, signed: bool) -
         }
         words = LAYOUTS[codec.layout].to_words(stored)
         if "shape" in weight.parts and first_row == 0:
-            _check_shape(weight)
+            check_shape_tensor(weight, read_tensor(weight.parts["shape"]))
     else:
         assert (first_row, last_row) == (0, weight.num_rows)
         words = _read_classic(weight, codec)
@@ -66,10 +68,18 @@ def _read_classic(weight: Weight, codec: NativeInt4) -> Int4Words:
                 zero_RG = classic.gptq_zeros(qzeros, weight.num_rows, offset=codec.zero_offset)
             else:
                 zero_RG = classic.awq_zeros(qzeros, weight.num_rows)
-            if codec.is_symmetric:
-                classic.check_symmetric(zero_RG)
         except classic.ZeroPointError as error:
-            weight.fail(f"{weight.parts['zero'].name}: {error}", remedy="quantize it again, or convert the source")
+            raise RecipeError(
+                str(error),
+                tensor=weight.parts["zero"].name,
+                file=weight.stored.path.name,
+                remedy="convert the FP8 or BF16 source instead",
+            ) from error
+        if codec.is_symmetric and zero_RG.any():
+            weight.fail(
+                f"config.json denies zero points, and those of {weight.parts['zero'].name} are not in the middle",
+                remedy="correct config.json, or download it again",
+            )
     is_gptq = codec.layout == "gptq"
     packed = classic.gptq_words(qweight) if is_gptq else classic.awq_words(qweight, weight.num_rows)
     return Int4Words(packed, scale_RG, None if codec.is_symmetric else zero_RG)
@@ -86,12 +96,6 @@ def _check_order(weight: Weight, order_C: NDArray[Any], group_size: int) -> None
         )
 
 
-def _check_shape(weight: Weight) -> None:
-    values = read_tensor(weight.parts["shape"]).tolist()
-    if values != list(weight.shape):
-        weight.fail(f"{weight.parts['shape'].name} holds {values}, but the weight is {list(weight.shape)}")
-
-
 def _check_scales(weight: Weight, scale_RG: NDArray[Any], first_row: int, *, signed: bool) -> None:
     stored = weight.parts["scale"]
     values = bfloat16.to_float32(scale_RG) if stored.spec.dtype == BF16 else scale_RG
@@ -104,5 +108,5 @@ def _check_scales(weight: Weight, scale_RG: NDArray[Any], first_row: int, *, sig
             "has scales below zero, and kernels for FP8 activations are not known to read such",
             tensor=stored.name,
             file=stored.path.name,
-            remedy="convert the source again with --group-size 128 --positive-scales",
+            remedy=W4A8_REMEDY,
         )

@@ -46,7 +46,7 @@ def check_copied(weight: Weight, part: str, raw: NDArray[np.uint8], first_byte: 
     """Raise SourceError for NaN or Inf in what is carried over as it is, a native scale of zero or a wrong shape."""
     dtype = weight.parts[part].spec.dtype
     if part == "shape":
-        _check_shape_tensor(weight, raw.view(dtype.numpy))
+        check_shape_tensor(weight, raw.view(dtype.numpy))
     if isinstance(weight.codec, Fp8Block):
         _check_fp8(weight, part, raw, first_byte)
         return
@@ -81,7 +81,8 @@ def _check_fp8(weight: Weight, part: str, raw: NDArray[np.uint8], first_byte: in
         weight.fail(f"{stored.name} holds {what} at [{where}]")
 
 
-def _check_shape_tensor(weight: Weight, values: Array) -> None:
+def check_shape_tensor(weight: Weight, values: Array) -> None:
+    """Raise SourceError where the shape that is stored beside packed INT4 is another."""
     if values.tolist() != list(weight.shape):
         weight.fail(f"{weight.parts['shape'].name} holds {values.tolist()}, but the weight is {list(weight.shape)}")
 

@@ -104,6 +104,8 @@ def _classic(packed: StoredTensor, tensors: Mapping[str, StoredTensor], form: So
     height, width = packed.spec.shape
     is_gptq = codec.layout == "gptq"
     rows, cols = (width, height * CODES_PER_WORD) if is_gptq else (width * CODES_PER_WORD, height)
+    if rows % CODES_PER_WORD:
+        _fail(packed, f"has {rows} rows, and zero points are packed by {CODES_PER_WORD}", "download this shard again")
     groups = cols // codec.group_size
     scale = tensors.get(stem + "scales")
     if scale is None:

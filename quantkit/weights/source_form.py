@@ -6,6 +6,7 @@ block size guessed from shapes is wrong as soon as an edge is ragged.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from quantkit.checkpoint.file_names import CONFIG_NAME
@@ -30,6 +31,7 @@ class SourceForm:
     is_symmetric: bool = True
     zero_offset: int = 0
 
+    @lru_cache(maxsize=64)  # noqa: B019  (a few for each process, and one object for all weights)
     def native_int4(self) -> NativeInt4:
         """The codec of native INT4 weights."""
         assert self.int4_group_size is not None

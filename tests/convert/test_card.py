@@ -118,7 +118,7 @@ def test_a_license_is_what_the_sources_card_states(text, license, tmp_path):
 
 def test_memory_is_what_memory_plan_says(splittable, tmp_path):
     card = made(plan_of(splittable), tmp_path / "out")
-    document = memory_document(tmp_path / "out")
+    document = memory_document(tmp_path / "out", ())
     model = resolve_model(str(tmp_path / "out"))
     for row in document["kv_cache"]:
         dtype = KvDtype(row["dtype"])

@@ -84,18 +84,32 @@ def test_codes_are_those_of_the_other_layout(tiny_checkpoint, tmp_path):
     ("changes", "options", "words"),
     [
         ({}, ("w4afp8",), "groups of 32, and kernels for FP8 activations read 128"),
-        ({"group_size": 128}, ("w4afp8",), "has scales below zero"),
+        ({"group_size": 128}, ("w4afp8",), "was made with scales of either sign"),
         ({}, ("compressed-tensors", "--activations", "fp8-dynamic"), "groups of 32"),
-        ({"group_size": 128}, ("compressed-tensors", "--activations", "fp8-dynamic"), "has scales below zero"),
+        ({"group_size": 128}, ("compressed-tensors", "--activations", "fp8-dynamic"), "scales of either sign"),
     ],
 )
 def test_what_cannot_be_exact_is_refused(changes, options, words, tiny_checkpoint, tmp_path):
     convert(tiny_checkpoint().directory, tmp_path / "made", **changes)
-    refused = relayout(tmp_path / "made", tmp_path / "out", *options)
-    assert refused.returncode == 2, refused.stderr
-    assert words in refused.stderr
+    for dry in ((), ("--dry-run",)):
+        refused = relayout(tmp_path / "made", tmp_path / "out", *options, *dry)
+        assert refused.returncode == 2, refused.stderr
+        assert words in refused.stderr
     assert "--group-size 128 --positive-scales" in refused.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_signs_that_no_manifest_tells_are_found_as_they_are_read(tiny_checkpoint, tmp_path):
+    convert(tiny_checkpoint().directory, tmp_path / "made", group_size=128)
+    (tmp_path / "made" / "conversion.json").unlink()
+    refused = relayout(tmp_path / "made", tmp_path / "out", "w4afp8")
+    assert refused.returncode == 2
+    assert (
+        "signs of scales are looked at as they are read"
+        in relayout(tmp_path / "made", tmp_path / "out", "w4afp8", "--dry-run").stderr
+    )
+    assert "has scales below zero" in refused.stderr
+    assert "weight_scale" in refused.stderr
 
 
 def test_a_rest_in_bf16_goes_back_into_the_blocks_that_it_was_decoded_from(tiny_checkpoint, tmp_path):

@@ -7,7 +7,7 @@ import torch
 from compressed_tensors.quantization import QuantizationConfig
 
 from quantkit.errors import RecipeError
-from quantkit.recipe import builtin_recipe, default_recipe, override
+from quantkit.recipe import builtin_recipe, default_recipe, override, parse_recipe, recipe_document
 from tests.cli.test_commands import document, run
 from tests.convert.helpers import convert, load_output, same
 from tests.convert.plans import plan_of
@@ -103,14 +103,14 @@ def test_settings_that_follow_from_others(given, expected):
         ({"layout": "w4afp8", "group_size": 32}, "give --group-size 128"),
         ({"layout": "w4afp8", "signed_scales": True}, "give --positive-scales"),
         ({"layout": "w4afp8", "rest": "bf16"}, "give --rest fp8"),
-        ({"layout": "w4afp8", "mtp": "bf16"}, "leave --mtp out"),
-        ({"layout": "w4afp8", "mtp": "fp8"}, "leave --mtp out"),
+        ({"layout": "w4afp8", "mtp": "bf16"}, "give --mtp int4 or drop"),
+        ({"layout": "w4afp8", "mtp": "fp8"}, "give --mtp int4 or drop"),
         ({"layout": "w4afp8", "zero_points": True}, "leave --zero-points out"),
         ({"layout": "w4afp8", "activations": "fp8-dynamic"}, "leave --activations out"),
         ({"activations": "fp8-dynamic", "group_size": 64}, "give --group-size 128"),
-        ({"activations": "fp8-dynamic", "zero_points": True}, "leave one of them out"),
+        ({"activations": "fp8-dynamic", "zero_points": True}, "leave --zero-points out"),
         ({"zero_points": True, "signed_scales": True}, "give --positive-scales"),
-        ({"rest": "fp8-native", "mtp": "fp8"}, "give --mtp int4, bf16 or drop"),
+        ({"rest": "fp8-native", "mtp": "fp8"}, "give --mtp int4 or bf16 or drop"),
         ({"layout": "w4a8fp8"}, "choose compressed-tensors or w4afp8"),
     ],
 )
@@ -134,3 +134,12 @@ def test_a_form_of_one_engine_is_for_that(given, engine, engines):
     recipe = override(builtin_recipe("glm-5.2"), engine=engine, **given)
     assert set(recipe.engines) == engines
     assert all(recipe.engines.values())
+    of_no_recipe = override(default_recipe("glm_moe_dsa", has_experts=True), engine=engine, **given)
+    assert set(of_no_recipe.engines) == (engines if len(engines) == 1 else set())
+
+
+def test_a_recipe_file_is_told_of_its_keys():
+    document = recipe_document(builtin_recipe("glm-5.2")) | {"layout": "w4afp8"}
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(document, where="mine.yaml")
+    assert str(caught.value) == "mine.yaml: layout w4afp8 does not go with group_size 32; set group_size to 128"

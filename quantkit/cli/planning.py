@@ -20,6 +20,8 @@ from quantkit.recipe import override
 from quantkit.sources import ResolvedSource, resolve_source
 from quantkit.verify.loading import check_plan, launches_of, refuse_unservable
 
+_MANY = 1 << 20  # experts of a family whose configs do not say
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
@@ -54,7 +56,7 @@ def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
         engine=request.engine,
         targets=tuple(request.targets),
         ignore=tuple(request.ignore),
-        **native_settings(resolved.checkpoint, _with_statistics(request)),
+        **native_settings(resolved.checkpoint, _with_statistics(request, resolved)),
     )
     plan = make_plan(
         recipe,
@@ -66,11 +68,16 @@ def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
     return resolved, plan if request.limits is None else limited(plan, request.limits)
 
 
-def _with_statistics(request: PlanRequest) -> dict[str, object]:
+def _with_statistics(request: PlanRequest, resolved: ResolvedSource) -> dict[str, object]:
     """Settings, with the input scales of the statistics where there are any."""
     if request.stats is None:
         return dict(request.settings)
-    scales = {name: list(pair) for name, pair in read_input_scales(request.stats).items()}
+    checkpoint = resolved.checkpoint
+    layers = {name.rpartition(".experts.")[0] + ".experts" for name in checkpoint.tensors if ".experts." in name}
+    family = resolved.family
+    num_experts = family.num_experts(checkpoint.config) if family.is_known else _MANY
+    found = read_input_scales(request.stats, layers, num_experts)
+    scales = {name: list(pair) for name, pair in found.items()}
     return {**request.settings, "input_scales": scales}
 
 

@@ -67,5 +67,5 @@ def check_one_scheme(schemes: Mapping[str, str]) -> None:
             raise RecipeError(
                 f"{first_module} is {first_scheme} and {module} is {scheme}, but engines load them as one "
                 f"module ({' or '.join(group.fused_leaves)})",
-                remedy="let the recipe's rules give both the same action",
+                remedy="let the recipe's rules give both the same action, or take a source that stores both alike",
             )

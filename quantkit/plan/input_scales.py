@@ -4,15 +4,17 @@ SGLang divides the input of all experts of a layer by one number for gate and up
 ``input_scale`` among them, 1 where an expert has none. So all experts of a layer are given the same two.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from quantkit.checkpoint.header import read_header
+from quantkit.checkpoint.header import StoredTensor, read_header
 from quantkit.checkpoint.reader import read_tensor
 from quantkit.errors import RecipeError, SourceError
+from quantkit.families.config_values import number_in_name
 from quantkit.numerics import bfloat16
 from quantkit.tensors import F32
 from quantkit.weights.weight import Weight
@@ -21,10 +23,14 @@ SUFFIX = ".input_absmax"
 _LARGEST_FP8 = 448.0
 _DOWN = ".down_proj"
 _EXPERTS = ".experts."
+_PROJECTION = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d+)\.(?:gate|up|down)_proj")
+_LEAST, _MOST = 1e-6, 1e6  # of inputs that a model can have
 
 
-def read_input_scales(path: Path) -> dict[str, tuple[float, float]]:
+def read_input_scales(path: Path, layers: Collection[str], num_experts: int) -> dict[str, tuple[float, float]]:
     """Layer's experts (``model.layers.3.mlp.experts``) to the scales of gate and up, and of down; BF16 values.
+
+    ``layers``: what is known of these, with so many experts each; statistics of others are of another model.
 
     ``path``: safetensors with ``MODULE.input_absmax`` F32 of any shape, the largest absolute inputs of a module. Raises
     SourceError where it holds none, or what cannot be meant.
@@ -34,22 +40,40 @@ def read_input_scales(path: Path) -> dict[str, tuple[float, float]]:
         module = tensor.name.removesuffix(SUFFIX)
         if module == tensor.name or _EXPERTS not in module:
             continue
-        if tensor.spec.dtype != F32:
-            raise SourceError("is not F32", tensor=tensor.name, file=path, remedy="calibrate again")
-        values = read_tensor(tensor).view(np.float32)
-        top = float(values.max(initial=0)) if np.isfinite(values).all() and (values >= 0).all() else -1.0
-        if top < 0:
-            raise SourceError("holds NaN, Inf or less than 0", tensor=tensor.name, file=path, remedy="calibrate again")
-        parent = module.rpartition(_EXPERTS)[0] + ".experts"
-        ends = largest.setdefault(parent, [0.0, 0.0])
+        match = _PROJECTION.fullmatch(module)
+        if match is None or number_in_name(match["number"]) >= num_experts or match["experts"] not in layers:
+            raise SourceError(
+                "is no expert's projection of this checkpoint",
+                tensor=tensor.name,
+                file=path,
+                remedy="calibrate this checkpoint",
+            )
+        ends = largest.setdefault(match["experts"], [0.0, 0.0])
         is_down = int(module.endswith(_DOWN))
-        ends[is_down] = max(ends[is_down], top)
+        ends[is_down] = max(ends[is_down], _largest(tensor, path))
     if not largest:
         raise SourceError(f"holds no MODULE{SUFFIX} of experts", file=path, remedy="name what quantkit calibrate made")
     for parent, ends in largest.items():
         if not all(ends):
             raise SourceError("no token has reached its experts", tensor=parent, file=path, remedy="use more text")
     return {parent: (_scale(ends[0]), _scale(ends[1])) for parent, ends in sorted(largest.items())}
+
+
+def _largest(tensor: StoredTensor, path: Path) -> float:
+    """Zero of an expert that saw nothing. Raises SourceError for what no input is."""
+    problem, top = "", 0.0
+    if tensor.spec.dtype != F32:
+        problem = "is not F32"
+    else:
+        values = read_tensor(tensor).view(np.float32)
+        top = float(values.max(initial=0))
+        if not np.isfinite(values).all() or (values < 0).any():
+            problem = "holds NaN, Inf or less than 0"
+        elif top and not _LEAST <= top <= _MOST:
+            problem = f"holds {top:g}, which no input is"
+    if problem:
+        raise SourceError(problem, tensor=tensor.name, file=path, remedy="calibrate again")
+    return top
 
 
 def _scale(absmax: float) -> float:

@@ -56,7 +56,7 @@ def recover_linears(
                 f"is not FP8 in blocks of 128 x 128, and with {option} SGLang makes every Linear that",
                 tensor=name,
                 file=weight.stored.path.name,
-                remedy=f"convert the FP8 source with {option}, or leave that out",
+                remedy=f"leave {option} out, or convert a source whose Linears all are FP8",
             )
         actions[name] = Action.TO_FP8
         recovered += 1

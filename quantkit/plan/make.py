@@ -28,6 +28,7 @@ from quantkit.plan.mtp import kept_experts, mtp_layers, without_mtp
 from quantkit.plan.output_config import output_config, scheme_of
 from quantkit.plan.plan import Action, Job, Output, Plan, PlannedShard, RuleCount
 from quantkit.plan.relayout import (
+    check_all_experts,
     check_native,
     check_signs,
     lay_out_anew,
@@ -78,6 +79,8 @@ def make_plan(
     check_native(binding.weights, form, scheme, layout)
     warnings += check_signs(checkpoint, binding.weights, recipe)
     lay_out_anew(actions, binding.weights, recipe)
+    if recipe.layout == w4afp8.METHOD:
+        check_all_experts(binding.weights, roles, actions)
     warnings += relayout_warnings(binding.weights, actions, layout)
     check_one_scheme(_schemes(binding.weights, actions, kept_fp8))
     rules = _rule_counts(recipe, counts)

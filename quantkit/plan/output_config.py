@@ -1,7 +1,7 @@
 """The output's config.json: the source's, with one quantization section that says what was done."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quantkit.checkpoint.file_names import CONFIG_NAME
@@ -10,10 +10,11 @@ from quantkit.codecs.float_values import HALF
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.engines.fusion import FUSED_LEAVES
 from quantkit.errors import SourceError
-from quantkit.families.family import NOT_LINEAR, Family
+from quantkit.families.family import BUILT_WITHOUT_CONFIG, NOT_LINEAR, Family
 from quantkit.layouts import Layout
 from quantkit.layouts.layout import Declared
 from quantkit.layouts.section_problems import section_problems
+from quantkit.patterns import matcher
 from quantkit.plan.mtp import expert_patterns, forget_mtp, mtp_layers
 from quantkit.plan.plan import Action, Job
 from quantkit.recipe import Recipe
@@ -30,13 +31,14 @@ def output_config(
     config: dict[str, Any] = copy.deepcopy(dict(checkpoint.config))
     parent, source_section = quantization_section(config)
     section = dict(source_section)
-    copied = [job for job in jobs if job.weight.is_native_int4 and job.action == Action.COPY]
-    if not copied or any(job.action != Action.COPY for job in jobs) or recipe.activations != "none":
-        section = layout.config_section(_declared(family, layers, jobs, recipe))
-    elif layout.name == "compressed-tensors":
+    is_copied = any(job.weight.is_native_int4 for job in jobs) and all(job.action == Action.COPY for job in jobs)
+    if is_copied and layout.name == "compressed-tensors":
         problem = next(section_problems(section), None)
         if problem is not None:
             raise SourceError(f"quantization_config: {problem}", file=CONFIG_NAME, remedy="correct it in the source")
+        is_copied = _ignores_all(section, jobs)
+    if not is_copied:
+        section = layout.config_section(_declared(family, layers, jobs, recipe))
     for place in (config, config.get("text_config")):
         for key in _SECTIONS:
             if isinstance(place, dict):
@@ -48,6 +50,13 @@ def output_config(
     if recipe.mtp == "drop":
         forget_mtp(config)
     return config
+
+
+def _ignores_all(section: Mapping[str, Any], jobs: Sequence[Job]) -> bool:
+    """Whether a source's own section speaks of every plain Linear; else engines would look for INT4 there."""
+    is_ignored = matcher(section.get("ignore") or [])
+    plain = (job for job in jobs if job.weight.is_matrix and not (job.is_int4 or job.is_fp8))
+    return all(is_ignored(job.weight.module) for job in plain if job.role not in BUILT_WITHOUT_CONFIG)
 
 
 def scheme_of(recipe: Recipe) -> Int4Group:

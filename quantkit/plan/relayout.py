@@ -101,6 +101,18 @@ def _recorded_recipe(checkpoint: Checkpoint) -> Mapping[str, Any]:
         return {}
 
 
+def check_all_experts(weights: Mapping[str, Weight], roles: Mapping[str, Role], actions: Mapping[str, Action]) -> None:
+    """Raise RecipeError for a routed expert that would not be INT4 in w4afp8: the engine has no other form for one."""
+    for name, weight in weights.items():
+        is_int4 = weight.is_native_int4 or actions[name] == Action.INT4
+        if roles[name] is Role.ROUTED_EXPERT and weight.is_matrix and not is_int4:
+            _refuse(
+                weight,
+                "is a routed expert that stays as it is, and w4afp8 makes every one of them INT4, the draft's too",
+                "give --mtp drop where it is the draft's, or convert the FP8 source with --format w4afp8",
+            )
+
+
 def _refuse(native: Weight, message: str, remedy: str) -> NoReturn:
     raise RecipeError(message, tensor=native.stored.name, file=native.stored.path.name, remedy=remedy)
 

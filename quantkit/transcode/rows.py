@@ -57,6 +57,8 @@ def check_copied(weight: Weight, part: str, raw: NDArray[np.uint8], first_byte: 
     wrong = ~np.isfinite(values)
     if part == "scale":
         wrong |= values == 0
+    if part == "input_scale":
+        wrong |= values <= 0
     if wrong.any():
         place = int(np.argmax(wrong))
         index = first_byte // dtype.num_bytes + place

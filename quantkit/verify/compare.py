@@ -172,4 +172,4 @@ def _read_output(tensor: StoredTensor, first: int, last: int) -> NDArray[np.uint
 def _rows_of(output: Checkpoint, one: Output, task: Task) -> NDArray[Any]:
     first, last = task.first // one.rows_each, -(-task.last // one.rows_each)
     raw = _read_output(output.tensors[one.name], first * one.row_bytes, last * one.row_bytes)
-    return raw.view(one.spec.dtype.numpy).reshape(last - first, -1)
+    return raw.view(one.spec.dtype.numpy).reshape(last - first, *one.spec.shape[1:])

@@ -38,9 +38,10 @@ def _fail(tensor: StoredTensor, message: str, remedy: str) -> NoReturn:
 
 def _codec(tensor: StoredTensor, form: SourceForm, layouts: tuple[str, ...]) -> NativeInt4:
     if form.int4_group_size is None or form.int4_layout not in layouts:
+        declared = "no INT4 group" if form.int4_group_size is None else f"INT4 as {form.int4_layout} stores it"
         _fail(
             tensor,
-            "is packed INT4, but config.json declares no INT4 group",
+            f"is packed INT4, but config.json declares {declared}",
             "download the config.json that belongs to this checkpoint",
         )
     return form.native_int4()
@@ -88,10 +89,14 @@ def _w4afp8(packed: StoredTensor, tensors: Mapping[str, StoredTensor], form: Sou
     _check_scale(scale, (rows, cols // codec.group_size), rows, cols, codec)
     parts = {"packed": packed, "scale": scale}
     parent, _, leaf = stem.removesuffix(".").rpartition(".")
-    for module in (leaf, _W4AFP8_INPUTS.get(leaf, leaf)):
-        found = tensors.get(f"{parent}.{module}.{w4afp8.INPUT_SCALE}")
-        if found is not None:
-            parts["input_scale"] = found
+    names = dict.fromkeys((leaf, _W4AFP8_INPUTS.get(leaf, leaf)))
+    inputs = [one for name in names if (one := tensors.get(f"{parent}.{name}.{w4afp8.INPUT_SCALE}")) is not None]
+    if len(inputs) > 1:
+        _fail(inputs[0], f"is also there as {inputs[1].name}", "keep the one that belongs to it")
+    for one in inputs:
+        if one.spec.dtype not in _FLOATS or one.spec.num_elements != 1:
+            _fail(one, f"is {one.spec}, not one float", "download this shard again")
+        parts["input_scale"] = one
     return _weight(stem, (rows, cols), codec, parts)
 
 
@@ -113,6 +118,12 @@ def _classic(packed: StoredTensor, tensors: Mapping[str, StoredTensor], form: So
     _check_scale(scale, (groups, rows), rows, cols, codec)
     parts = {"packed": packed, "scale": scale}
     zero, order = tensors.get(stem + "qzeros"), tensors.get(stem + "g_idx")
+    if order is None and form.has_order:
+        _fail(
+            packed,
+            "has its columns in another order by its config (desc_act), and no g_idx",
+            "download its shards again",
+        )
     if zero is None and not codec.is_symmetric:
         _fail(packed, "has zero points by its config, and no qzeros", "download the shard that holds them")
     if zero is not None:

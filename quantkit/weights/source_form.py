@@ -30,6 +30,7 @@ class SourceForm:
     int4_layout: str = "compressed-tensors"
     is_symmetric: bool = True
     zero_offset: int = 0
+    has_order: bool = False  # GPTQ's desc_act: the order of columns is in g_idx
 
     @lru_cache(maxsize=64)  # noqa: B019  (a few for each process, and one object for all weights)
     def native_int4(self) -> NativeInt4:
@@ -152,23 +153,36 @@ def _w4afp8(_: Mapping[str, Any]) -> SourceForm:
     return SourceForm(fp8_blocks=((128, 128),), int4_group_size=w4afp8.GROUP_SIZE, int4_layout=w4afp8.METHOD)
 
 
+def _given(section: Mapping[str, Any], key: str, default: Any) -> Any:
+    """A value of a config, in which null is none."""
+    value = section.get(key)
+    return default if value is None else value
+
+
 def _gptq(section: Mapping[str, Any]) -> SourceForm:
     """``checkpoint_format``: the first one stores a zero point less one."""
-    fmt = str(section.get("checkpoint_format") or section.get("format") or "gptq").lower()
+    fmt = _given(section, "checkpoint_format", "gptq")
     if fmt not in ("gptq", "gptq_v2"):
         raise _unsupported(f"GPTQ checkpoint_format {fmt!r}", "gptq and gptq_v2 are read")
     if section.get("dynamic"):
         raise _unsupported("GPTQ with settings of its own for some modules (dynamic)")
     form = _classic(section, "gptq", is_symmetric=section.get("sym"))
-    return replace(form, zero_offset=0 if fmt == "gptq_v2" else 1)
+    return replace(form, zero_offset=0 if fmt == "gptq_v2" else 1, has_order=_has_order(section))
+
+
+def _has_order(section: Mapping[str, Any]) -> bool:
+    wanted = _given(section, "desc_act", False)
+    if type(wanted) is not bool:
+        raise _unsupported(f"GPTQ with desc_act {wanted!r}", "it is true or false")
+    return wanted
 
 
 def _awq(section: Mapping[str, Any]) -> SourceForm:
-    version = str(section.get("version") or "gemm").lower()
-    if version != "gemm":
+    version = _given(section, "version", "gemm")
+    if not isinstance(version, str) or version.lower() != "gemm":
         raise _unsupported(f"AWQ version {version!r}", "gemm is read")
     has_zero_points = section.get("zero_point")
-    is_symmetric = None if has_zero_points is None else has_zero_points is False
+    is_symmetric = not has_zero_points if type(has_zero_points) is bool else None
     return _classic(section, "awq", is_symmetric=is_symmetric)
 
 
@@ -178,6 +192,9 @@ def _auto_round(section: Mapping[str, Any]) -> SourceForm:
         raise _unsupported(f"auto-round packing_format {packing!r}", "auto_round:auto_gptq and auto_round:auto_awq are")
     if str(section.get("data_type") or "int").lower() != "int":
         raise _unsupported(f"auto-round data_type {section['data_type']!r}")
+    act_bits = _given(section, "act_bits", 16)
+    if type(act_bits) is not int or act_bits < 16:
+        raise _unsupported(f"auto-round with act_bits {act_bits!r}", "activations that are not quantized are")
     layout = packing.removeprefix("auto_round:auto_")
     form = _classic(section, layout, is_symmetric=section.get("sym"))
     return replace(form, zero_offset=1 if layout == "gptq" else 0)

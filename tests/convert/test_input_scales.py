@@ -12,6 +12,7 @@ from tests.cli.test_commands import run
 from tests.convert.helpers import convert, load_output
 
 LAYER = "model.layers.1.mlp.experts"
+LAYERS = {LAYER, "model.layers.2.mlp.experts"}
 
 
 def statistics(path, layers=(1,), skip=()):
@@ -64,7 +65,7 @@ def test_all_experts_of_a_layer_get_the_same_two(tiny_checkpoint, tmp_path):
 def test_the_loader_of_sglang_takes_them(tmp_path):
     """Its rule: a second scale may not differ from the first, held in BF16, by more than 1e-5."""
     tensors = statistics(tmp_path / "stats.safetensors")
-    ((gate_up, down),) = read_input_scales(tmp_path / "stats.safetensors").values()
+    ((gate_up, down),) = read_input_scales(tmp_path / "stats.safetensors", LAYERS, 4).values()
     assert largest(tensors, ("down_proj",)) / 448 <= down
     for value in (gate_up, down):
         held = torch.ones((), dtype=torch.bfloat16)
@@ -76,7 +77,7 @@ def test_the_loader_of_sglang_takes_them(tmp_path):
 def test_a_layer_without_statistics_is_refused(tiny_checkpoint, tmp_path):
     statistics(tmp_path / "stats.safetensors")
     source = tiny_checkpoint(mtp=True).directory  # whose draft, layer 2, they do not know
-    scales = read_input_scales(tmp_path / "stats.safetensors")
+    scales = read_input_scales(tmp_path / "stats.safetensors", LAYERS, 4)
     with pytest.raises(RecipeError, match="nothing of this layer"):
         convert(
             source, tmp_path / "w4", layout="w4afp8", input_scales={name: list(one) for name, one in scales.items()}
@@ -92,6 +93,8 @@ def test_a_layer_without_statistics_is_refused(tiny_checkpoint, tmp_path):
         (lambda one: one.fill_(float("nan")), "NaN"),
         (lambda one: one.neg_(), "less than 0"),
         (lambda one: one.double(), "is not F32"),
+        (lambda one: one * 1e8, "which no input is"),
+        (lambda one: one * 1e-8, "which no input is"),
     ],
 )
 def test_bad_statistics_are_named(change, words, tmp_path):
@@ -99,14 +102,23 @@ def test_bad_statistics_are_named(change, words, tmp_path):
     name = f"{LAYER}.1.up_proj.input_absmax"
     save_file(tensors | {name: change(tensors[name].clone())}, tmp_path / "stats.safetensors")
     with pytest.raises(SourceError, match=words) as caught:
-        read_input_scales(tmp_path / "stats.safetensors")
+        read_input_scales(tmp_path / "stats.safetensors", LAYERS, 4)
+    assert caught.value.tensor == name
+
+
+@pytest.mark.parametrize("module", [f"{LAYER}.0.w2", f"{LAYER}.4.down_proj", "model.layers.7.mlp.experts.0.up_proj"])
+def test_statistics_of_another_model_are_refused(module, tmp_path):
+    name = f"{module}.input_absmax"
+    save_file(statistics(tmp_path / "stats.safetensors") | {name: torch.ones(4)}, tmp_path / "stats.safetensors")
+    with pytest.raises(SourceError, match="no expert's projection of this checkpoint") as caught:
+        read_input_scales(tmp_path / "stats.safetensors", LAYERS, 4)
     assert caught.value.tensor == name
 
 
 def test_statistics_of_nothing_are_refused(tmp_path):
     statistics(tmp_path / "none.safetensors", layers=())
     with pytest.raises(SourceError, match=r"holds no MODULE\.input_absmax of experts"):
-        read_input_scales(tmp_path / "none.safetensors")
+        read_input_scales(tmp_path / "none.safetensors", LAYERS, 4)
     statistics(tmp_path / "half.safetensors", skip=("down_proj",))
     with pytest.raises(SourceError, match="no token has reached"):
-        read_input_scales(tmp_path / "half.safetensors")
+        read_input_scales(tmp_path / "half.safetensors", LAYERS, 4)

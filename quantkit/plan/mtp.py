@@ -33,8 +33,11 @@ def is_in(layers: range, module: str) -> bool:
 
 
 def without_mtp(weights: Mapping[str, Weight], layers: range) -> dict[str, Weight]:
-    """What is left when the draft is dropped."""
-    return {name: weight for name, weight in weights.items() if not is_in(layers, weight.module)}
+    """What is left when the draft is dropped. Raises RecipeError where there is none."""
+    left = {name: weight for name, weight in weights.items() if not is_in(layers, weight.module)}
+    if len(left) == len(weights):
+        raise _no_draft("drop")
+    return left
 
 
 def kept_experts(
@@ -44,7 +47,7 @@ def kept_experts(
 
     Raises RecipeError where the source has none, or not in the form that is asked for.
     """
-    if recipe.mtp == "int4":
+    if recipe.mtp in ("int4", "drop"):
         return frozenset()
     found = {
         name: weight
@@ -52,15 +55,19 @@ def kept_experts(
         if roles[name] == Role.ROUTED_EXPERT and is_in(layers, weight.module)
     }
     if not found:
-        raise RecipeError(f"--mtp {recipe.mtp}: the source has no MTP layer", remedy="leave --mtp out")
+        raise _no_draft(recipe.mtp)
     for name, weight in found.items():
         is_fp8 = isinstance(weight.codec, Fp8Block)
-        if recipe.mtp != "drop" and (weight.is_native_int4 or (recipe.mtp == "fp8" and not is_fp8)):
+        if weight.is_native_int4 or (recipe.mtp == "fp8" and not is_fp8):
             stored = "INT4" if weight.is_native_int4 else "not FP8"
             raise RecipeError(
                 f"is {stored} in the source, so not --mtp {recipe.mtp}", tensor=name, remedy="leave it out"
             )
     return frozenset(found)
+
+
+def _no_draft(mtp: str) -> RecipeError:
+    return RecipeError(f"--mtp {mtp}: the source has no MTP layer", remedy="leave --mtp out")
 
 
 def expert_patterns(layers: range) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from quantkit.serving.templates import TEMPLATES, check_template, render_templat
 from quantkit.serving.templates.systemd import MARK
 from tests.serving.plans import served
 
-AWKWARD = "a b'c\"d%e$f$(g)`h`\\i${j}"
+AWKWARD = "a b'c\"d%e$f$(g)`h`\\i${j}😀é"
 
 
 @pytest.fixture

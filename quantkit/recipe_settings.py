@@ -41,7 +41,12 @@ FORMS: tuple[Form, ...] = (
         option="--format w4afp8",
         needs=_W4A8 | {"rest": "fp8"},
         # one form for all experts, and FP8 activations anyway
-        allows={"mtp": ("int4", "drop"), "activations": ("none",), "zero_points": (False,)},
+        allows={
+            "rest": ("fp8", "fp8-native"),
+            "mtp": ("int4", "drop"),
+            "activations": ("none",),
+            "zero_points": (False,),
+        },
         engine="sglang",
         reads_positive_scales=True,
     ),
@@ -111,6 +116,10 @@ def check_together(document: Mapping[str, Any], where: str) -> None:
                     file=where if is_file else None,
                     remedy=_key_remedy(name, values) if is_file else _option_remedy(name, values),
                 )
+    engines = {form.engine: form for form in forms_of(document) if form.engine}
+    if len(engines) > 1:
+        first, second = (form.option for form in engines.values())
+        raise RecipeError(f"{first} and {second} are of different engines", remedy="leave one of them out")
     if document.get("input_scales") and document.get("layout") != "w4afp8":
         raise RecipeError("input scales are of w4afp8 alone", remedy="give --format w4afp8, or leave --stats out")
 

@@ -9,6 +9,7 @@ from quantkit.engines.parallel import EngineName
 from quantkit.engines.schemes import kind_of
 from quantkit.engines.tensor_parallel import TpVerdict, legal_tp
 from quantkit.engines.verdicts import EngineReport
+from quantkit.families.family import Role
 from quantkit.machine import uncollected
 from quantkit.plan.input_scales import read_input_scales
 from quantkit.plan.limits import Limits
@@ -116,11 +117,13 @@ def check_servable(plan: Plan, reports: Sequence[EngineReport], *, is_allowed: b
 
 
 def tensor_parallel(resolved: ResolvedSource, plan: Plan) -> tuple[TpVerdict, ...]:
-    """Legal tensor-parallel sizes of the output; 'unknown' for a family whose engine rules are not known."""
-    return legal_tp(
+    """Legal tensor-parallel sizes in the engines of the recipe; 'unknown' where those of the family are not known."""
+    is_rest_fp8 = any(job.is_fp8 and job.role is not Role.ROUTED_EXPERT for job in plan.jobs)
+    verdicts = legal_tp(
         family=resolved.family,
         config=resolved.checkpoint.config,
         group_size=plan.recipe.group_size,
-        rest_block=BLOCK[0] if any(job.is_fp8 for job in plan.jobs) else None,
+        rest_block=BLOCK[0] if is_rest_fp8 else None,
         kind=kind_of(plan.config),
     )
+    return tuple(one for one in verdicts if not plan.recipe.engines or one.engine in plan.recipe.engines)

@@ -18,6 +18,7 @@ from quantkit.engines.schemes import kind_of
 from quantkit.engines.tensor_parallel import legal_tp
 from quantkit.errors import QuantkitError, VerificationError
 from quantkit.families import FAMILIES
+from quantkit.families.family import Role
 from quantkit.integrity.manifest import read_manifest
 from quantkit.machine import bytes_text
 from quantkit.memory.budget import GIB
@@ -88,7 +89,8 @@ def front_matter(manifest: Mapping[str, Any]) -> Iterator[str]:
         yield f"base_model: {_scalar(source['hub_id'])}"
         if has_int4(manifest):
             yield "base_model_relation: quantized"
-    yield "library_name: transformers"
+    if manifest["recipe"]["layout"] != "w4afp8":
+        yield "library_name: transformers"
     for key, value in source["license"].items():
         if isinstance(value, str):
             yield f"{key}: {_scalar(value)}"
@@ -152,8 +154,8 @@ def _scheme(manifest: Mapping[str, Any]) -> Iterator[str]:
     elif has_int4(manifest):
         done = "moved from another layout" if Action.RELAYOUT in actions else "copied"
         yield (
-            f"INT4 as the source has it ({stored}, groups of {recipe['group_size']}): codes and scales are {done} bit "
-            f"for bit. {_activations(recipe)}"
+            f"{'Asymmetric ' if recipe['zero_points'] else ''}INT4 as the source has it ({stored}, groups of "
+            f"{recipe['group_size']}): codes and scales are {done} bit for bit. {_activations(recipe)}"
         )
     else:
         yield "Nothing is quantized."
@@ -177,7 +179,14 @@ def _activations(recipe: Mapping[str, Any]) -> str:
 
 
 def _has_fp8(manifest: Mapping[str, Any]) -> bool:
-    return any(part["action"] == Action.COPY and part["source"] == "fp8_block" for part in manifest["parts"])
+    return next(_fp8_parts(manifest), None) is not None
+
+
+def _fp8_parts(manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What the output holds in FP8 blocks."""
+    for part in manifest["parts"]:
+        if part["action"] == Action.TO_FP8 or (part["action"] == Action.COPY and part["source"] == "fp8_block"):
+            yield part
 
 
 def _parts(manifest: Mapping[str, Any]) -> Iterator[str]:
@@ -270,7 +279,8 @@ def _serving(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator
 def _tp_size(manifest: Mapping[str, Any], config: Mapping[str, Any], engine: EngineName) -> int:
     """The largest up to 8 that the engine takes, 8 where that is not known, 0 where there is none."""
     family, group_size = FAMILIES[manifest["family"]], manifest["recipe"]["group_size"]
-    rest_block = BLOCK[0] if _has_fp8(manifest) else None
+    is_rest_fp8 = any(part["role"] != Role.ROUTED_EXPERT for part in _fp8_parts(manifest))
+    rest_block = BLOCK[0] if is_rest_fp8 else None
     verdicts = legal_tp(
         family=family,
         config=config,

@@ -119,7 +119,10 @@ def _fusion_verdicts(family: Family, config: Config, section: Section, launch: L
 
 
 def _backend_verdicts(section: Section, experts: Scheme | None, launch: Launch) -> Iterator[ModuleVerdict]:
-    """Only FP8 blocks, BF16 and w4afp8 have a kernel there."""
+    """Only FP8 blocks, BF16 and w4afp8 have a kernel there, in SGLang; vLLM's are not stated here."""
+    if launch.engine == "vllm":
+        message = f"what vLLM does with {launch.backend} is not stated here"
+        yield ModuleVerdict(module="mlp.experts", outcome=Outcome.UNKNOWN, message=message)
     if launch.engine == "sglang" and experts is not None and experts.is_int4 and section.method != "w4afp8":
         yield ModuleVerdict(
             module="mlp.experts",

@@ -46,16 +46,21 @@ def read_input_scales(path: Path, layers: Collection[str], num_experts: int) -> 
                 "is no expert's projection of this checkpoint",
                 tensor=tensor.name,
                 file=path,
-                remedy="calibrate this checkpoint",
+                remedy="give statistics of this checkpoint",
             )
         ends = largest.setdefault(match["experts"], [0.0, 0.0])
         is_down = int(module.endswith(_DOWN))
         ends[is_down] = max(ends[is_down], _largest(tensor, path))
     if not largest:
-        raise SourceError(f"holds no MODULE{SUFFIX} of experts", file=path, remedy="name what quantkit calibrate made")
+        raise SourceError(f"holds no MODULE{SUFFIX} of experts", file=path, remedy="see --stats in the README")
     for parent, ends in largest.items():
         if not all(ends):
-            raise SourceError("no token has reached its experts", tensor=parent, file=path, remedy="use more text")
+            raise SourceError(
+                "there is no input of its experts above 0",
+                tensor=parent,
+                file=path,
+                remedy="give those of gate or up and of down",
+            )
     return {parent: (_scale(ends[0]), _scale(ends[1])) for parent, ends in sorted(largest.items())}
 
 
@@ -72,7 +77,7 @@ def _largest(tensor: StoredTensor, path: Path) -> float:
         elif top and not _LEAST <= top <= _MOST:
             problem = f"holds {top:g}, which no input is"
     if problem:
-        raise SourceError(problem, tensor=tensor.name, file=path, remedy="calibrate again")
+        raise SourceError(problem, tensor=tensor.name, file=path, remedy="write positive FP32 numbers")
     return top
 
 
@@ -95,7 +100,7 @@ def input_scale_of(weight: Weight, scales: Mapping[str, tuple[float, float]]) ->
             "the statistics hold nothing of this layer, and the engine would take 1 for it",
             tensor=weight.name,
             file=weight.stored.path.name,
-            remedy="calibrate this checkpoint, or leave --stats out",
+            remedy="give statistics of this checkpoint, or leave --stats out",
         )
     return _bits(scales[parent][int(weight.module.endswith(_DOWN))])
 

@@ -65,14 +65,7 @@ def make_plan(
     if not jobs:
         raise SourceError("holds no tensors", file=checkpoint.directory, remedy="name a checkpoint directory")
     if not any(job.action == Action.INT4 for job in jobs):
-        native = any(job.weight.is_native_int4 for job in jobs)
-        relaid = any(job.action == Action.RELAYOUT for job in jobs)
-        warnings.append(
-            f"the source is INT4 already: its codes and scales {'are laid out anew' if relaid else 'pass through'} bit "
-            "for bit"
-            if native
-            else "nothing is quantized: no weight was matched by an int4 rule"
-        )
+        warnings += _without_int4(jobs, recipe)
     layout = LAYOUTS[recipe.layout]
     return Plan(
         recipe=recipe,
@@ -86,6 +79,17 @@ def make_plan(
         warnings=tuple(warnings),
         is_incomplete=is_incomplete,
     )
+
+
+def _without_int4(jobs: Iterable[Job], recipe: Recipe) -> list[str]:
+    """Why nothing is quantized; no news where nothing was to be."""
+    actions = {job.action for job in jobs if job.weight.is_native_int4}
+    if not actions:
+        return ["nothing is quantized: no weight was matched by an int4 rule"]
+    if not recipe.rules:
+        return []
+    done = "are laid out anew" if Action.RELAYOUT in actions else "pass through"
+    return [f"the source is INT4 already: its codes and scales {done} bit for bit"]
 
 
 def _check_no_unknown_experts(weights: Mapping[str, Weight], roles: Mapping[str, Role]) -> None:

@@ -7,7 +7,7 @@ from quantkit.engines.verdicts import Outcome
 from quantkit.errors import UsageError
 from quantkit.machine import uncollected
 from quantkit.memory.plan import Verdict
-from quantkit.memory.sglang import DRAFT_REQUESTS
+from quantkit.memory.sglang import DRAFT_REQUESTS, DRAFT_TOKENS
 from quantkit.serving import sglang, vllm
 from quantkit.serving.agreed import agreed_flags
 from quantkit.serving.flags import Flag, Server
@@ -98,6 +98,20 @@ def _hosts(given: tuple[str, ...], pool: Pool, option: str) -> tuple[str, ...]:
     return given or ((name,) if count == 1 else tuple(f"{name}-{rank}" for rank in range(count)))
 
 
+def _dispatch_notes(request: ServeRequest, output: Pool, *, has_mtp: bool) -> list[str]:
+    """DeepEP's low-latency mode has room for so many tokens a rank and step, and no more."""
+    if output.backend not in ("deepep", "mori") or not request.concurrency:
+        return []
+    requests = -(-request.concurrency // output.parallel.dp_attention)
+    tokens, most = requests * (DRAFT_TOKENS if has_mtp else 1), sglang.DISPATCH_TOKENS
+    if tokens <= most:
+        return []
+    return [
+        f"{tokens} tokens a rank and step are more than the {most} that low-latency dispatch has room for: set "
+        f"{sglang.DISPATCH_VARIABLE}, ask for less --concurrency, or for more --dp-attention"
+    ]
+
+
 def _notes(request: ServeRequest, pools: tuple[Pool, ...], *, has_mtp: bool) -> list[str]:
     engine, output = request.engine, pools[-1]
     told = [
@@ -121,6 +135,7 @@ def _notes(request: ServeRequest, pools: tuple[Pool, ...], *, has_mtp: bool) -> 
         told.append(
             f"the memory plan counts the draft layers of {output.served.path}, not those of {output.draft.path}"
         )
+    told += _dispatch_notes(request, output, has_mtp=has_mtp)
     if has_mtp and request.max_running_requests is None and request.concurrency is None and engine == "sglang":
         told.append(f"with speculation SGLang runs {DRAFT_REQUESTS} requests at once unless --concurrency says more")
     return told

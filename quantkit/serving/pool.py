@@ -1,10 +1,12 @@
 """A pool: a checkpoint on some GPUs, with the memory plan and the engine's verdict that its flags are made from."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from quantkit.engines.launch import NO_FUSION, Launch
-from quantkit.engines.parallel import Parallel
+from quantkit.engines.parallel import EngineName, Parallel
+from quantkit.engines.schemes import kind_of
 from quantkit.engines.verdicts import EngineReport, Outcome
 from quantkit.errors import UsageError, VerificationError
 from quantkit.families.kv_shape import LatentKv
@@ -18,6 +20,11 @@ from quantkit.serving.request import ServeRequest, nodes_of
 from quantkit.serving.served import Served
 
 _FRACTION_DIGITS = 1000
+# capability 90 at least in SGLang (w4afp8.py); exactly that in vLLM (cutlass_moe.py)
+_W4A8_GPUS: Mapping[EngineName, tuple[Architecture, ...]] = {
+    "sglang": (Architecture.SM90, Architecture.SM100, Architecture.SM103, Architecture.SM120),
+    "vllm": (Architecture.SM90,),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +80,7 @@ def make_pool(request: ServeRequest, served: Served, role: PoolRole, *, has_mtp:
         max_running_requests=running if rules.takes_max_running_requests else None,
     )
     nodes_of(parallel)
+    _check_gpu(request, served)
     plan = _with_fraction(served, asked)
     needed, report = _verdict(served, Launch(engine=request.engine, parallel=parallel, backend=backend))
     return Pool(
@@ -84,6 +92,21 @@ def make_pool(request: ServeRequest, served: Served, role: PoolRole, *, has_mtp:
         page_tokens=rules.page_tokens(decide(served.model, plan.request)),
         needed=needed,
     )
+
+
+def _check_gpu(request: ServeRequest, served: Served) -> None:
+    """Raise VerificationError where the engine has no kernel for the experts' FP8 activations on this GPU."""
+    kind, architecture = kind_of(served.config), request.gpu.architecture
+    if kind not in ("w4a8", "w4afp8"):
+        return
+    able = _W4A8_GPUS[request.engine]
+    if architecture not in able:
+        words = " or ".join(one.value for one in able)
+        raise VerificationError(
+            f"{request.engine} runs INT4 experts with FP8 activations on {words}, not on {architecture}",
+            file=served.path,
+            remedy="choose another --gpu, or convert without --activations and --format w4afp8",
+        )
 
 
 def _usual_kv_dtype(request: ServeRequest, served: Served) -> KvDtype | None:

@@ -10,6 +10,7 @@ from quantkit.serving.request import BOOTSTRAP_PORT, INIT_PORT, ServeRequest
 PROGRAM = ("python", "-m", "sglang.launch_server")
 ROUTER_PROGRAM = ("python", "-m", "sglang_router.launch_router")
 ANY_ADDRESS = "0.0.0.0"
+DISPATCH_VARIABLE, DISPATCH_TOKENS = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", 128
 _SIZES = {
     "tp": "ranks that share every layer",
     "pp": "pipeline stages",
@@ -90,7 +91,7 @@ def _own_flags(request: ServeRequest, pool: Pool) -> Iterator[Flag]:
 
 def _deepep_mode(pool: Pool) -> Iterator[Flag]:
     if pool.role == "decode":
-        why = "a decode pool has no large batches; at most 128 tokens a rank and step unless the environment says more"
+        why = f"no large batches; at most {DISPATCH_TOKENS} tokens a rank and step, or {DISPATCH_VARIABLE}"
         yield flag("--deepep-mode", "low_latency", why=why)
     else:
         yield flag("--deepep-mode", "auto", why="normal for prefill, low_latency for decode")

@@ -12,6 +12,7 @@ from quantkit.errors import VerificationError
 from quantkit.families import FAMILIES, Family
 from quantkit.plan.plan import Plan
 from quantkit.recipe import Recipe
+from quantkit.recipe_settings import forms_of
 from quantkit.tensors import TensorSpec
 from quantkit.verify.report import Finding
 from quantkit.weights.completeness import root_of_names
@@ -49,9 +50,17 @@ def refuse_unservable(plan: Plan, reports: Sequence[EngineReport]) -> None:
     raise VerificationError(
         f"{bad[0].engine} {bad[0].version}: {row.name}: {row.example.message} ({row.example.outcome.value})",
         tensor=row.example.tensor,
-        remedy=f"name the engine that will serve it with --engine, change recipe {plan.recipe.name}, or pass "
-        "--allow-unservable",
+        remedy=_remedy(plan.recipe, bad[0].engine),
     )
+
+
+def _remedy(recipe: Recipe, engine: EngineName) -> str:
+    """What the command can change; a form of another engine first."""
+    for form in forms_of(recipe.model_dump()):
+        if form.engine not in (None, engine):
+            return f"leave {form.option} out, or serve it with {form.engine} (--engine {form.engine})"
+    named = "name another engine" if len(recipe.engines) == 1 else "name the engine that will serve it"
+    return f"{named} with --engine, change recipe {recipe.name}, or pass --allow-unservable"
 
 
 def loading_findings(report: EngineReport) -> Iterator[Finding]:

@@ -99,6 +99,8 @@ def verify_output(
                 source.directory, records, wrong=_OTHER_SOURCE, num_jobs=num_jobs, report_progress=report_progress
             )
         )
+        if not report.is_good:  # what would follow is of another source, too
+            return report
     report = report.with_findings(first_findings(check_specs(checkpoint, plan), _MAX_FINDINGS))
     if not report.is_good:
         return report

@@ -10,6 +10,7 @@ from quantkit.checkpoint.sidecars import Sidecars
 from quantkit.checkpoint.source import Checkpoint, Shard, quantization_section
 from quantkit.errors import SourceError
 from quantkit.families import family_of
+from quantkit.recipe_files import recipe_config, recipes_directory
 from quantkit.weights.source_form import source_form
 from quantkit.weights.stored import stored_specs
 
@@ -18,7 +19,11 @@ VIRTUAL_SHARD = "model.safetensors"
 
 def checkpoint_from_config(path: Path) -> Checkpoint:
     """Of a config.json. Raises SourceError for a family that is not known."""
-    return assumed_checkpoint(read_json(path, what="name a config.json"), path)
+    config = read_json(path, what="name a config.json")
+    base = config.get("same_as")
+    if isinstance(base, str) and path.parent.resolve() == (recipes_directory() / "configs").resolve():
+        config = recipe_config(path.stem)  # of those that are shipped some say only what differs
+    return assumed_checkpoint(config, path)
 
 
 def assumed_checkpoint(config: Mapping[str, Any], path: Path) -> Checkpoint:

@@ -84,7 +84,14 @@ def describe_scheme(checkpoint: Checkpoint) -> str:
         weights = group.get("weights") if isinstance(group, dict) else None
         weights = weights if isinstance(weights, dict) else {}
         kind = f"{weights.get('type')}{weights.get('num_bits')}"
+        kind = f"{'asymmetric ' if weights.get('symmetric') is False else ''}{kind}"
         details.append(f"{kind} {weights.get('strategy')} {weights.get('group_size') or ''}".strip())
+        if isinstance(group, dict) and group.get("input_activations") and kind.endswith("int4"):
+            details.append("activations quantized")
+    if section.get("linear_fp8_config"):
+        details.append("native FP8 Linears")
+    if section.get("group_size"):
+        details.append(f"groups of {section['group_size']}")
     return f"{method} ({', '.join(details)})" if details else method
 
 

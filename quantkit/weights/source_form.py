@@ -17,7 +17,9 @@ from quantkit.layouts import w4afp8
 Block = tuple[int | None, int | None]  # None: the whole dimension
 CHANNEL: Block = (1, None)
 TENSOR: Block = (None, None)
-_UNSUPPORTED_REMEDY = "supported sources: FP8 (E4M3), BF16, FP16, FP32 and INT4 in compressed-tensors form"
+_UNSUPPORTED_REMEDY = (
+    "supported: FP8 (E4M3), BF16, FP16, FP32, INT4 of compressed-tensors, w4afp8, GPTQ, AWQ, auto-round"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +166,9 @@ def _gptq(section: Mapping[str, Any]) -> SourceForm:
     fmt = _given(section, "checkpoint_format", "gptq")
     if fmt not in ("gptq", "gptq_v2"):
         raise _unsupported(f"GPTQ checkpoint_format {fmt!r}", "gptq and gptq_v2 are read")
-    if section.get("dynamic"):
-        raise _unsupported("GPTQ with settings of its own for some modules (dynamic)")
+    rules = section.get("dynamic") or {}
+    if not isinstance(rules, Mapping) or not all(key.startswith("-:") for key in rules):
+        raise _unsupported("GPTQ with settings of its own for some modules (dynamic)", "rules that skip are read")
     form = _classic(section, "gptq", is_symmetric=section.get("sym"))
     return replace(form, zero_offset=0 if fmt == "gptq_v2" else 1, has_order=_has_order(section))
 

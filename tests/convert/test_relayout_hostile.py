@@ -152,3 +152,22 @@ def test_values_of_another_type_are_named(layout, key, values, tiny_checkpoint):
             plan_of(source.directory)
         assert isinstance(caught.value, SourceError), value
         assert "quantization_config" in caught.value.message
+
+
+def test_gptq_rules_that_only_skip_modules_are_read(tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint(source_format="bf16")
+    make_classic(source, "gptq")
+    source.config["quantization_config"]["dynamic"] = {"-:.*self_attn.*": {}, "-:.*shared_experts.*": {}}
+    source.write_config()
+    moved(source.directory, tmp_path / "out")
+    source.config["quantization_config"]["dynamic"] = {"+:.*down_proj": {"bits": 8}}
+    source.write_config()
+    with pytest.raises(SourceError, match="settings of its own"):
+        plan_of(source.directory)
+
+
+def test_verification_against_another_source_says_so_and_no_more(tiny_checkpoint, tmp_path):
+    convert(tiny_checkpoint().directory, tmp_path / "out")
+    other = tiny_checkpoint(name="other", seed=1).directory
+    report = verify_output(tmp_path / "out", source=open_checkpoint(other))
+    assert {finding.check for finding in report.findings} == {"source"}

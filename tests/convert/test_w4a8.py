@@ -102,7 +102,7 @@ def test_settings_that_follow_from_others(given, expected):
     [
         ({"layout": "w4afp8", "group_size": 32}, "give --group-size 128"),
         ({"layout": "w4afp8", "signed_scales": True}, "give --positive-scales"),
-        ({"layout": "w4afp8", "rest": "bf16"}, "give --rest fp8"),
+        ({"layout": "w4afp8", "rest": "bf16"}, "give --rest fp8 or fp8-native"),
         ({"layout": "w4afp8", "mtp": "bf16"}, "give --mtp int4 or drop"),
         ({"layout": "w4afp8", "mtp": "fp8"}, "give --mtp int4 or drop"),
         ({"layout": "w4afp8", "zero_points": True}, "leave --zero-points out"),
@@ -143,3 +143,45 @@ def test_a_recipe_file_is_told_of_its_keys():
     with pytest.raises(RecipeError) as caught:
         parse_recipe(document, where="mine.yaml")
     assert str(caught.value) == "mine.yaml: layout w4afp8 does not go with group_size 32; set group_size to 128"
+
+
+@pytest.mark.parametrize(
+    ("changes", "engines"),
+    [({"layout": "w4afp8"}, {"sglang"}), ({"rest": "fp8-native"}, {"sglang"}), ({"zero_points": True}, {"vllm"})],
+)
+def test_the_card_names_the_engine_that_loads_it_and_no_other(changes, engines, tiny_checkpoint, tmp_path):
+    convert(tiny_checkpoint().directory, tmp_path / "out", **changes)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert {one for one in ("sglang", "vllm") if f"{one} serve" in card or f"{one}.launch_server" in card} == engines
+    assert "no tensor parallel size" not in card
+    assert ("library_name" in card) == (changes != {"layout": "w4afp8"})
+
+
+def test_forms_of_different_engines_do_not_go_together():
+    with pytest.raises(RecipeError, match="are of different engines"):
+        override(default_recipe("glm_moe_dsa", has_experts=True), rest="fp8-native", zero_points=True)
+
+
+def test_a_refusal_says_which_option_to_leave_out(tiny_checkpoint):
+    source = tiny_checkpoint().directory
+    for options, words in (
+        (("--rest", "fp8-native", "--engine", "vllm"), "leave --rest fp8-native out, or serve it with sglang"),
+        (("--zero-points", "--engine", "sglang"), "leave --zero-points out, or serve it with vllm"),
+    ):
+        refused = run("plan", source, *options)
+        assert refused.returncode == 4
+        assert words in refused.stderr
+
+
+def test_fp8_experts_of_a_draft_do_not_decide_how_the_rest_is_split(tiny_checkpoint):
+    source = tiny_checkpoint(mtp=True).directory
+    found = {}
+    for mtp in ("int4", "fp8"):
+        plan = document(run("plan", source, "--mtp", mtp, "--json"), "plan")
+        found[mtp] = [(one["tp"], one["engine"], one["status"]) for one in plan["tensor_parallel"]]
+    assert found["int4"] == found["fp8"]
+
+
+def test_sizes_are_those_of_the_engine_that_is_meant(tiny_checkpoint):
+    plan = document(run("plan", tiny_checkpoint().directory, "--rest", "fp8-native", "--json"), "plan")
+    assert {one["engine"] for one in plan["tensor_parallel"]} == {"sglang"}

@@ -1,5 +1,7 @@
 """Bytes of every layout, written out: the values are those that the engines' own packing gives."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -66,3 +68,15 @@ def test_a_stored_zero_point_of_15_less_one_is_refused():
     with pytest.raises(classic.ZeroPointError, match="0 or for 16"):
         classic.gptq_zeros(qzeros, 8, offset=1)
     assert (classic.gptq_zeros(qzeros, 8, offset=0) == 7).all()
+
+
+def test_a_wide_matrix_of_awq_takes_little_more_than_its_words():
+    """Unpacked at once it would be eight times as much, and more on the way."""
+    qweight = np.zeros((2048, 4096 // 8), np.int32)
+    tracemalloc.start()
+    try:
+        words = classic.awq_words(qweight, 4096)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * words.nbytes

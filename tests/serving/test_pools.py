@@ -15,7 +15,9 @@ from quantkit.serving.agreed import agreed_flags
 from quantkit.serving.flags import flag
 from quantkit.serving.models import parsers_of
 from quantkit.serving.request import Network
+from tests.convert.helpers import convert
 from tests.serving.plans import served, values_of
+from tests.tiny import write_checkpoint
 
 SPECULATION = {
     "--speculative-algorithm": ("EAGLE",),
@@ -142,16 +144,46 @@ def test_every_flag_has_a_reason_on_one_line():
             assert all(one.why and one.why.isprintable() for one in server.flags)
 
 
-def test_w4afp8_is_named_and_may_use_deepep():
-    plan = served("glm-5.2", prefill="glm-5.2", context=131072)
-    output = plan.pools[-1]
-    config = {**output.served.config, "quantization_config": {"quant_method": "w4afp8"}}
-    pool = replace(output, served=replace(output.served, config=config), backend="deepep")
-    agreed = agreed_flags(plan.request, (plan.pools[0], pool), has_mtp=True)
-    server = sglang.pool_servers(plan.request, pool, agreed, hosts=("decode",), port=30001)[0]
-    text = " ".join(server.argv)
+@pytest.fixture(scope="module")
+def w4a8(tmp_path_factory):
+    """Directories with FP8 activations: w4afp8, and compressed-tensors."""
+    root = tmp_path_factory.mktemp("w4a8")
+    source = write_checkpoint(root / "source", mtp=True).directory
+    for name, changes in (("w4afp8", {"layout": "w4afp8"}), ("dynamic", {"activations": "fp8-dynamic"})):
+        convert(source, root / name, **changes)
+    return root
+
+
+def test_w4afp8_is_named_and_may_use_deepep(w4a8):
+    output = str(w4a8 / "w4afp8")
+    plan = served(output, prefill=str(w4a8 / "source"), backend="deepep", parallel=Parallel(tp=1))
+    text = " ".join(next(server for server in plan.servers if server.role == "decode").argv)
     assert "--quantization w4afp8" in text
     assert "--moe-a2a-backend deepep --deepep-mode low_latency" in text
+    assert not any(sglang.DISPATCH_VARIABLE in note for note in plan.notes)
+    many = served(output, backend="deepep", parallel=Parallel(tp=1), concurrency=33)
+    assert any("132 tokens a rank and step are more than the 128" in note for note in many.notes)
+    few = served(output, backend="deepep", parallel=Parallel(tp=1), concurrency=32)
+    assert not any(sglang.DISPATCH_VARIABLE in note for note in few.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "gpu", "is_able"),
+    [
+        ("w4afp8", "sglang", "h200", True),
+        ("w4afp8", "sglang", "a100", False),
+        ("w4afp8", "sglang", "mi355x", False),
+        ("dynamic", "sglang", "a100", False),
+        ("dynamic", "sglang", "b200", True),
+    ],
+)
+def test_fp8_activations_need_their_gpus(name, engine, gpu, is_able, w4a8):
+    request = {"engine": engine, "gpu": gpu, "parallel": Parallel(tp=1)}
+    if is_able:
+        assert served(str(w4a8 / name), **request).fits
+        return
+    with pytest.raises(VerificationError, match="INT4 experts with FP8 activations on"):
+        served(str(w4a8 / name), **request)
 
 
 def test_compressed_tensors_experts_are_refused_over_deepep():

@@ -35,7 +35,7 @@ class Int4Group:
 
     @property
     def name(self) -> str:
-        return "int4_group"
+        return "int4_zero" if self.zero_points else "int4_group"
 
     def encode_values(self, values_RC: NDArray[np.float32]) -> Encoded:
         """Of decoded weights."""

@@ -29,13 +29,12 @@ class Opaque:
 class NativeInt4(Opaque):
     """INT4 that the source holds already, in groups of ``group_size`` columns: never requantized.
 
-    ``layout``: how it lies. ``zero_offset``: what is added to a stored zero point (1 in the first GPTQ format).
+    ``layout``: how it lies, by the name of a reader.
     """
 
     group_size: int
     layout: str = "compressed-tensors"
     is_symmetric: bool = True
-    zero_offset: int = 0
 
     @property
     def name(self) -> str:

@@ -49,7 +49,7 @@ def run_task(task: Task, writer: ShardWriter, layout: Layout, choose_kernels: Ch
         _write_rows(task, writer, recover_rows(weight, task.first, task.last))
         return TaskReport(task=task)
     rows = read_rows(weight, task.first, task.last)
-    kernels = choose_kernels(weight)
+    kernels = choose_kernels(weight, task.job.scheme)
     if task.job.scheme is None:
         _write_rows(task, writer, {"values": kernels.to_bf16(rows)})
         return TaskReport(task=task)

@@ -62,7 +62,7 @@ def _verdicts(
     if problems:
         return
     section = renamed(read_section(document), model.renames)
-    if rules is not SGLANG:
+    if not rules.reads_native_linears:
         section = replace(section, has_native_linears=False)
     contract = Contract(rules=rules, model=model, section=section, leaves=leaves_of(stored))
     modules = _built(list(runtime_modules(family, config, model, root=root)), contract)
@@ -104,6 +104,6 @@ def _document_verdicts(document: Mapping[str, Any], rules: EngineRules) -> Itera
     for problem in section_errors(document):
         remedy = "correct quantization_config"
         yield ModuleVerdict(module=_CONFIG, outcome=Outcome.REFUSED, message=problem, remedy=remedy)
-    if method == "w4afp8" and rules is not SGLANG:
+    if method == "w4afp8" and not rules.reads_w4afp8:
         message, remedy = "w4afp8 is a format of SGLang alone", _RELAYOUT
         yield ModuleVerdict(module=_CONFIG, outcome=Outcome.REFUSED, message=message, remedy=remedy)

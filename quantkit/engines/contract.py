@@ -7,7 +7,6 @@ which is the worst: a parameter keeps what happened to lie in memory, and the mo
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from quantkit.engines import sglang, vllm
 from quantkit.engines.matching import MatchError
 from quantkit.engines.runtime import COLUMN, EngineRules, Kind, Member, ModelRules, RuntimeModule
 from quantkit.engines.schemes import (
@@ -22,8 +21,6 @@ from quantkit.engines.schemes import (
 from quantkit.engines.verdicts import ModuleVerdict, Outcome
 from quantkit.tensors import F8_E4M3, TensorSpec
 
-_LINEAR_ERRORS = {"sglang": sglang.linear_errors, "vllm": vllm.linear_errors}
-_EXPERT_ERRORS = {"sglang": sglang.expert_errors, "vllm": vllm.expert_errors}
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 # how the leaves begin that a weight may be stored as; biases and what belongs to a cache are loaded apart
 _OF_A_WEIGHT = ("weight", "input_scale", "qweight", "qzeros", "scales", "g_idx")
@@ -89,9 +86,9 @@ class Contract:
         errors: Iterator[str] = iter(())
         if scheme is not None:
             errors = (
-                _EXPERT_ERRORS[self.rules.name](scheme, section)
+                self.rules.expert_errors(scheme, section)
                 if module.kind is Kind.EXPERTS
-                else _LINEAR_ERRORS[self.rules.name](module, scheme, section)
+                else self.rules.linear_errors(module, scheme, section)
             )
         found = [
             ModuleVerdict(module=module.name, outcome=Outcome.REFUSED, scheme=words, message=message, remedy=_REMEDY)

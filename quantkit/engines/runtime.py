@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from quantkit.engines.matching import Matching, Packed
+from quantkit.engines.schemes import Scheme, Section
 from quantkit.families.config_values import Config, number_in_name
 from quantkit.families.family import ExpectedTensor, Family, Role
 
@@ -87,12 +88,20 @@ class ModelRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRules:
-    """One engine: its version, how it matches names, and the architectures whose classes were read, by family."""
+    """One engine: its version, how it matches names, and the architectures whose classes were read, by family.
+
+    ``linear_errors`` and ``expert_errors``: why a Linear, or routed experts, cannot have a scheme. ``reads_w4afp8`` and
+    ``reads_native_linears``: forms of SGLang's.
+    """
 
     name: str
     version: str
     matching: Matching
     models: Mapping[str, ModelRules]
+    linear_errors: Callable[[RuntimeModule, Scheme, Section], Iterator[str]]
+    expert_errors: Callable[[Scheme, Section], Iterator[str]]
+    reads_w4afp8: bool = False
+    reads_native_linears: bool = False
 
 
 def runtime_modules(family: Family, config: Config, rules: ModelRules, *, root: str) -> Iterator[RuntimeModule]:

@@ -49,28 +49,6 @@ def _deepseek(**changes: object) -> ModelRules:
     return ModelRules(**(rules | changes))  # type: ignore[arg-type]
 
 
-SGLANG = EngineRules(
-    name="sglang",
-    version="0.5.23",
-    matching=SGLANG_MATCHING,
-    models={
-        "glm_moe_dsa": _deepseek(),
-        "deepseek_v3": _deepseek(draft_renames=(("model.layers.61", "model.decoder"),)),
-        "deepseek_v32": _deepseek(draft_renames=(("model.layers.61", "model.decoder"),)),
-        "kimi_k25": _deepseek(
-            layer_root="model.", renames=(("language_model.layers.", "language_model.model.layers."),)
-        ),
-        "glm4_moe": ModelRules(
-            builds=MLP | GQA,
-            packed={},
-            expert_class="FusedMoE",
-            draft_root="model.decoder",
-            refuses_unknown=lambda _name: False,
-        ),
-    },
-)
-
-
 def linear_errors(module: RuntimeModule, scheme: Scheme, section: Section) -> Iterator[str]:
     """Why a Linear cannot have this scheme, in the engine's words where it has any."""
     leaf = module.name.rpartition(".")[2]
@@ -130,3 +108,29 @@ def fuses_shared_experts(family: str, num_experts: int, num_shared: int, section
     linear = section.targets.get("Linear")
     is_int4 = linear is not None and linear.is_int4 and linear.is_symmetric and section.format == PACK_QUANTIZED
     return not is_int4
+
+
+SGLANG = EngineRules(
+    name="sglang",
+    version="0.5.23",
+    matching=SGLANG_MATCHING,
+    models={
+        "glm_moe_dsa": _deepseek(),
+        "deepseek_v3": _deepseek(draft_renames=(("model.layers.61", "model.decoder"),)),
+        "deepseek_v32": _deepseek(draft_renames=(("model.layers.61", "model.decoder"),)),
+        "kimi_k25": _deepseek(
+            layer_root="model.", renames=(("language_model.layers.", "language_model.model.layers."),)
+        ),
+        "glm4_moe": ModelRules(
+            builds=MLP | GQA,
+            packed={},
+            expert_class="FusedMoE",
+            draft_root="model.decoder",
+            refuses_unknown=lambda _name: False,
+        ),
+    },
+    linear_errors=linear_errors,
+    expert_errors=expert_errors,
+    reads_w4afp8=True,
+    reads_native_linears=True,
+)

@@ -32,18 +32,6 @@ _GLM4 = ModelRules(
     packed=_GATE_UP | {"qkv_proj": ("q_proj", "k_proj", "v_proj")},
     expert_class="RoutedExperts",
 )
-VLLM = EngineRules(
-    name="vllm",
-    version="0.33.0",
-    matching=VLLM_MATCHING,
-    models={
-        "glm_moe_dsa": _DEEPSEEK,
-        "deepseek_v3": _DEEPSEEK,
-        "deepseek_v32": _DEEPSEEK,
-        "kimi_k25": _KIMI_K25,
-        "glm4_moe": _GLM4,
-    },
-)
 
 
 def linear_errors(module: RuntimeModule, scheme: Scheme, section: Section) -> Iterator[str]:
@@ -73,3 +61,19 @@ def expert_errors(scheme: Scheme, section: Section) -> Iterator[str]:
         yield f"ValueError: actorder {scheme.actorder!r} is not supported for experts"
     if scheme.is_w4a8 and (scheme.group_size != 128 or not scheme.is_symmetric):
         yield "W4A8 experts are symmetric in groups of 128"
+
+
+VLLM = EngineRules(
+    name="vllm",
+    version="0.33.0",
+    matching=VLLM_MATCHING,
+    models={
+        "glm_moe_dsa": _DEEPSEEK,
+        "deepseek_v3": _DEEPSEEK,
+        "deepseek_v32": _DEEPSEEK,
+        "kimi_k25": _KIMI_K25,
+        "glm4_moe": _GLM4,
+    },
+    linear_errors=linear_errors,
+    expert_errors=expert_errors,
+)

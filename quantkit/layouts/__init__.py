@@ -3,9 +3,9 @@
 import importlib
 import pkgutil
 
-from quantkit.layouts.layout import LAYOUTS, Layout, StoredPart
+from quantkit.layouts.layout import LAYOUTS, READERS, Layout, Reader, StoredPart
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["LAYOUTS", "Layout", "StoredPart"]
+__all__ = ["LAYOUTS", "READERS", "Layout", "Reader", "StoredPart"]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from quantkit.codecs.int4_group import Int4Group
-from quantkit.layouts.layout import LAYOUTS, Declared, Stored, StoredPart
+from quantkit.layouts.layout import LAYOUTS, READERS, Declared, Stored, StoredPart
 from quantkit.layouts.module_entries import entries_of, needed
 from quantkit.numerics.packing import CODES_PER_WORD, Int4Words, pack_rows_int4, unpack_rows_int4
 from quantkit.tensors import BF16, I32, I64, DType, TensorSpec
@@ -27,6 +27,7 @@ class CompressedTensors:
     """Parts: ``packed``, ``scale``, ``shape``, with zero points also ``zero``."""
 
     name = "compressed-tensors"
+    has_row_blocks = True
 
     @lru_cache(maxsize=1024)  # noqa: B019  (there is one layout of a kind, for as long as the process lives)
     def stored(
@@ -146,4 +147,4 @@ def _ignore(declared: Declared) -> list[str]:
     return entries_of(declared.plain, others=others, patterns=declared.ignore_patterns, fused=declared.fused)
 
 
-LAYOUTS.add(CompressedTensors.name, CompressedTensors())
+READERS.add(CompressedTensors.name, LAYOUTS.add(CompressedTensors.name, CompressedTensors()))

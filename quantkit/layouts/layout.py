@@ -46,11 +46,21 @@ class Declared:
     has_fp8_activations: bool = False
 
 
-class Layout(Protocol):
-    """A value in ``LAYOUTS``."""
+class Reader(Protocol):
+    """A value in ``READERS``: how INT4 lies in a checkpoint. ``has_row_blocks``: rows are read without the others."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def has_row_blocks(self) -> bool: ...
+
+    def to_words(self, stored: Stored) -> Int4Words:
+        """Of the parts ``packed``, ``scale`` and, where there are any, ``zero``."""
+
+
+class Layout(Reader, Protocol):
+    """A value in ``LAYOUTS``: one that is written, too."""
 
     def stored(
         self, scheme: Int4Group, num_rows: int, num_cols: int, scale_dtype: DType = BF16
@@ -58,10 +68,7 @@ class Layout(Protocol):
         """Every stored part of one weight, before any data is read."""
 
     def from_words(self, words: Int4Words) -> Stored:
-        """The parts that have rows, of a block of rows."""
-
-    def to_words(self, stored: Stored) -> Int4Words:
-        """What ``from_words`` was given."""
+        """The parts that have rows, of a block of rows: what ``to_words`` turns back."""
 
     def constants(self, num_rows: int, num_cols: int) -> Stored:
         """The parts that do not depend on the data."""
@@ -71,3 +78,4 @@ class Layout(Protocol):
 
 
 LAYOUTS: Registry[Layout] = Registry("layout")
+READERS: Registry[Reader] = Registry("layout")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from quantkit.codecs.int4_group import Int4Group
-from quantkit.layouts.layout import LAYOUTS, Declared, Stored, StoredPart
+from quantkit.layouts.layout import LAYOUTS, READERS, Declared, Stored, StoredPart
 from quantkit.numerics.packing import Int4Words
 from quantkit.tensors import BF16, I8, DType, TensorSpec
 
@@ -26,6 +26,7 @@ class W4AFp8:
     """Parts: ``packed``, ``scale``."""
 
     name = METHOD
+    has_row_blocks = True
 
     @lru_cache(maxsize=1024)  # noqa: B019  (there is one layout of a kind, for as long as the process lives)
     def stored(
@@ -58,4 +59,4 @@ class W4AFp8:
         return {"quant_method": METHOD}
 
 
-LAYOUTS.add(W4AFp8.name, W4AFp8())
+READERS.add(W4AFp8.name, LAYOUTS.add(W4AFp8.name, W4AFp8()))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.errors import ResourceError, UsageError
 from quantkit.numerics.packing import Int4Words
-from quantkit.transcode.kernels import Kernels, Quantized, fp8_place, kernel_values, kernels_for
+from quantkit.transcode.kernels import INT4_GROUP, Quantized, fp8_place, kernel_values, kernels_for
 from quantkit.transcode.rows import Rows
 from quantkit.weights.weight import Weight
 
@@ -40,7 +40,7 @@ class RowKernels(Protocol):
         """INT4 words and the error of each row."""
 
 
-ChooseKernels = Callable[[Weight], RowKernels]
+ChooseKernels = Callable[[Weight, Int4Group | None], RowKernels]
 
 
 def device_names(device: str) -> tuple[str, ...]:
@@ -92,12 +92,13 @@ class Gpus:
     _thread: "itertools.count[int]" = field(default_factory=itertools.count)
     _own: threading.local = field(default_factory=threading.local)
 
-    def kernels_for(self, weight: Weight) -> RowKernels:
+    def kernels_for(self, weight: Weight, scheme: Int4Group | None) -> RowKernels:
         """What has no kernel on a GPU is done by the CPU."""
-        source_of = ON_GPU.get(weight.codec.name)
+        on_cpu = kernels_for(weight, scheme)
+        source_of = None if scheme is None else ON_GPU.get((weight.codec.name, scheme.name))
         if source_of is None:
-            return kernels_for(weight)
-        return GpuKernels(lane=self.lane(), source_of=source_of, on_cpu=kernels_for(weight))
+            return on_cpu
+        return GpuKernels(lane=self.lane(), source_of=source_of, to_bf16=on_cpu.to_bf16)
 
     def lane(self) -> "Lane":
         """That of the calling thread; threads take the GPUs in turns, as they come."""
@@ -109,21 +110,14 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuKernels:
-    """Symmetric INT4 on a GPU; decoding to BF16 is bound by the disk and stays where it is."""
+    """INT4 on a GPU; decoding to BF16 is bound by the disk and stays where it is."""
 
     lane: "Lane"
     source_of: "Callable[[Rows], HostSource]"
-    on_cpu: Kernels
-
-    @property
-    def to_bf16(self) -> Callable[[Rows], NDArray[np.uint16]]:
-        """By the CPU."""
-        return self.on_cpu.to_bf16
+    to_bf16: Callable[[Rows], NDArray[np.uint16]]
 
     def quantize(self, rows: Rows, scheme: Int4Group) -> Quantized:
         """The words lie in the lane's buffers, until its next call. Raises ResourceError where memory ends."""
-        if scheme.zero_points:
-            return self.on_cpu.quantize(rows, scheme)
         started = time.thread_time()
         try:
             made = self.lane.quantize(
@@ -152,5 +146,8 @@ def _float_source(rows: Rows) -> "HostSource":
     return HostSource(kernel_values(rows))
 
 
-# source codec -> what the GPU's kernel takes of rows; a test runs every key
-ON_GPU: "dict[str, Callable[[Rows], HostSource]]" = {"fp8_block": _fp8_source, "float_values": _float_source}
+# (source codec, target) -> what the GPU's kernel takes of rows; a test runs every key
+ON_GPU: "dict[tuple[str, str], Callable[[Rows], HostSource]]" = {
+    ("fp8_block", INT4_GROUP): _fp8_source,
+    ("float_values", INT4_GROUP): _float_source,
+}

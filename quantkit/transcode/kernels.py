@@ -49,9 +49,9 @@ class Kernels:
         return Quantized(words=words, sums=self.row_sums(rows, words, scheme), encode_seconds=encode_seconds)
 
 
-def kernels_for(weight: Weight) -> Kernels:
-    """The fused kernels for this storage format, or the specification."""
-    return FUSED_CPU.get(weight.codec.name, COMPOSED)
+def kernels_for(weight: Weight, scheme: Int4Group | None) -> Kernels:
+    """The fused kernels from this storage format into that, or the specification. ``scheme``: None for BF16."""
+    return FUSED_CPU.get((weight.codec.name, INT4_GROUP if scheme is None else scheme.name), COMPOSED)
 
 
 def _encode(rows: Rows, scheme: Int4Group) -> Int4Words:
@@ -88,12 +88,17 @@ def fp8_place(rows: Rows) -> dict[str, Any]:
 
 
 def _fp8_encode(rows: Rows, scheme: Int4Group) -> Int4Words:
-    from quantkit.numerics import fused_cpu, fused_zero_points
+    from quantkit.numerics import fused_cpu
 
     codes_RC, scale_BB, options = rows.parts["codes"], rows.parts["scale"], _choice(scheme) | fp8_place(rows)
-    if scheme.zero_points:
-        return Int4Words(*fused_zero_points.quantize_fp8(codes_RC, scale_BB, **options))
     return Int4Words(*fused_cpu.quantize_fp8(codes_RC, scale_BB, signed=scheme.signed, **options))
+
+
+def _fp8_encode_zero(rows: Rows, scheme: Int4Group) -> Int4Words:
+    from quantkit.numerics import fused_zero_points
+
+    codes_RC, scale_BB, options = rows.parts["codes"], rows.parts["scale"], _choice(scheme) | fp8_place(rows)
+    return Int4Words(*fused_zero_points.quantize_fp8(codes_RC, scale_BB, **options))
 
 
 def _choice(scheme: Int4Group) -> dict[str, Any]:
@@ -127,11 +132,15 @@ def kernel_values(rows: Rows) -> Array:
 
 
 def _float_encode(rows: Rows, scheme: Int4Group) -> Int4Words:
-    from quantkit.numerics import fused_cpu, fused_zero_points
+    from quantkit.numerics import fused_cpu
 
-    if scheme.zero_points:
-        return Int4Words(*fused_zero_points.quantize_values(kernel_values(rows), **_choice(scheme)))
     return Int4Words(*fused_cpu.quantize_values(kernel_values(rows), **_choice(scheme), signed=scheme.signed))
+
+
+def _float_encode_zero(rows: Rows, scheme: Int4Group) -> Int4Words:
+    from quantkit.numerics import fused_zero_points
+
+    return Int4Words(*fused_zero_points.quantize_values(kernel_values(rows), **_choice(scheme)))
 
 
 def _float_row_sums(rows: Rows, words: Int4Words, scheme: Int4Group) -> RowSums:
@@ -142,8 +151,11 @@ def _float_row_sums(rows: Rows, words: Int4Words, scheme: Int4Group) -> RowSums:
     )
 
 
-# source codec -> kernels; a test runs every key against COMPOSED
-FUSED_CPU: dict[str, Kernels] = {
-    "fp8_block": Kernels(encode=_fp8_encode, to_bf16=_fp8_to_bf16, row_sums=_fp8_row_sums),
-    "float_values": Kernels(encode=_float_encode, to_bf16=_to_bf16, row_sums=_float_row_sums),
+# (source codec, target) -> kernels; a test runs every key against COMPOSED
+INT4_GROUP, INT4_ZERO = "int4_group", "int4_zero"
+FUSED_CPU: dict[tuple[str, str], Kernels] = {
+    ("fp8_block", INT4_GROUP): Kernels(encode=_fp8_encode, to_bf16=_fp8_to_bf16, row_sums=_fp8_row_sums),
+    ("fp8_block", INT4_ZERO): Kernels(encode=_fp8_encode_zero, to_bf16=_fp8_to_bf16, row_sums=_fp8_row_sums),
+    ("float_values", INT4_GROUP): Kernels(encode=_float_encode, to_bf16=_to_bf16, row_sums=_float_row_sums),
+    ("float_values", INT4_ZERO): Kernels(encode=_float_encode_zero, to_bf16=_to_bf16, row_sums=_float_row_sums),
 }

@@ -98,7 +98,7 @@ def _compare(task: Task, plan: Plan, output: Checkpoint, comparison: Comparison)
         decoded = bfloat16.from_float32(fp8.dequantize(stored["codes"], stored["scale"], block=BLOCK))
         is_same = np.array_equal(decoded, rows.parts["values"])
         return _finding(comparison, job.outputs["codes"].name, "does not decode to the BF16 of the source", is_same)
-    kernels = kernels_for(job.weight)
+    kernels = kernels_for(job.weight, job.scheme)
     if job.scheme is None:
         is_same = np.array_equal(kernels.to_bf16(rows).reshape(-1), stored["values"].reshape(-1))
         name = job.outputs["values"].name

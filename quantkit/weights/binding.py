@@ -16,6 +16,7 @@ from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.codecs.opaque import Opaque
 from quantkit.errors import SourceError
 from quantkit.layouts import compressed_tensors as ct
+from quantkit.layouts.classic import G_IDX, QZEROS, SCALES
 from quantkit.tensors import BF16, F8_E4M3, F8_E5M2, F8_E8M0, F16, F32, F64, I8, U8, DType
 from quantkit.weights.fused_experts import is_fused_expert, split_fused
 from quantkit.weights.int4_binding import bind_int4
@@ -28,7 +29,7 @@ _PARAMETER_SCALES = ("_scale_inv", "_scale", "_weight_scale", ".scale")
 # of a weight for certain
 _SCALES = (
     *(".weight_scale_inv", ".weight_scale", "_scale_inv", "." + ct.SHAPE, "." + ct.ZERO_POINT),
-    *(".scales", ".qzeros", ".g_idx"),
+    *(f".{leaf}" for leaf in (SCALES, QZEROS, G_IDX)),
 )
 _SCALE_DTYPES = (F32, BF16, F16, F8_E8M0, U8)
 # scales of activations and of the KV cache: they belong to the source's scheme, not to the weights

@@ -7,13 +7,13 @@ from quantkit.families import family_of
 from quantkit.families.family import Role
 from quantkit.layouts import compressed_tensors as ct
 from quantkit.layouts import w4afp8
-from quantkit.layouts.classic import QWEIGHT
+from quantkit.layouts.classic import G_IDX, QWEIGHT, QZEROS, SCALES
 from quantkit.numerics.packing import CODES_PER_WORD
 from quantkit.tensors import F8_E8M0, I8, I32, U8, DType
 
 _SCALES = (
     *("_scale", "_scale_inv", "_scale_2", ".scale", "_zero_point", "_shape", "_g_idx"),
-    *(".scales", ".qzeros", ".g_idx"),
+    *(f".{leaf}" for leaf in (SCALES, QZEROS, G_IDX)),
 )
 
 

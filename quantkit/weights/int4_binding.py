@@ -8,7 +8,7 @@ from quantkit.codecs.opaque import NativeInt4
 from quantkit.errors import SourceError
 from quantkit.layouts import compressed_tensors as ct
 from quantkit.layouts import w4afp8
-from quantkit.layouts.classic import QWEIGHT
+from quantkit.layouts.classic import CLASSIC, G_IDX, QWEIGHT, QZEROS, SCALES
 from quantkit.numerics.packing import CODES_PER_WORD
 from quantkit.tensors import BF16, F16, F32, I8, I32, I64, U8, DType
 from quantkit.weights.source_form import SourceForm
@@ -103,21 +103,20 @@ def _w4afp8(packed: StoredTensor, tensors: Mapping[str, StoredTensor], form: Sou
 def _classic(packed: StoredTensor, tensors: Mapping[str, StoredTensor], form: SourceForm) -> Weight:
     """AutoGPTQ and AutoAWQ: [in, out] in one way or the other."""
     stem = packed.name.removesuffix(QWEIGHT)
-    codec = _codec(packed, form, ("gptq", "awq"))
+    codec = _codec(packed, form, tuple(CLASSIC))
     if packed.spec.dtype != I32 or len(packed.spec.shape) != 2:
         _fail(packed, f"is {packed.spec}, not a matrix of I32 words", "download this shard again")
     height, width = packed.spec.shape
-    is_gptq = codec.layout == "gptq"
-    rows, cols = (width, height * CODES_PER_WORD) if is_gptq else (width * CODES_PER_WORD, height)
+    rows, cols = CLASSIC[codec.layout].weight_shape(height, width)
     if rows % CODES_PER_WORD:
         _fail(packed, f"has {rows} rows, and zero points are packed by {CODES_PER_WORD}", "download this shard again")
     groups = cols // codec.group_size
-    scale = tensors.get(stem + "scales")
+    scale = tensors.get(stem + SCALES)
     if scale is None:
         _fail(packed, "is packed INT4 and its scales are missing", "download the shard that holds them")
     _check_scale(scale, (groups, rows), rows, cols, codec)
     parts = {"packed": packed, "scale": scale}
-    zero, order = tensors.get(stem + "qzeros"), tensors.get(stem + "g_idx")
+    zero, order = tensors.get(stem + QZEROS), tensors.get(stem + G_IDX)
     if order is None and form.has_order:
         _fail(
             packed,

@@ -31,7 +31,6 @@ class SourceForm:
     int4_group_size: int | None = None
     int4_layout: str = "compressed-tensors"
     is_symmetric: bool = True
-    zero_offset: int = 0
     has_order: bool = False  # GPTQ's desc_act: the order of columns is in g_idx
 
     @lru_cache(maxsize=64)  # noqa: B019  (a few for each process, and one object for all weights)
@@ -42,7 +41,6 @@ class SourceForm:
             group_size=self.int4_group_size,
             layout=self.int4_layout,
             is_symmetric=self.is_symmetric,
-            zero_offset=self.zero_offset,
         )
 
     def block_size(self, rows: int, cols: int, choice: int = 0) -> tuple[int, int]:
@@ -169,8 +167,8 @@ def _gptq(section: Mapping[str, Any]) -> SourceForm:
     rules = section.get("dynamic") or {}
     if not isinstance(rules, Mapping) or not all(key.startswith("-:") for key in rules):
         raise _unsupported("GPTQ with settings of its own for some modules (dynamic)", "rules that skip are read")
-    form = _classic(section, "gptq", is_symmetric=section.get("sym"))
-    return replace(form, zero_offset=0 if fmt == "gptq_v2" else 1, has_order=_has_order(section))
+    form = _classic(section, fmt, is_symmetric=section.get("sym"))
+    return replace(form, has_order=_has_order(section))
 
 
 def _has_order(section: Mapping[str, Any]) -> bool:
@@ -199,8 +197,7 @@ def _auto_round(section: Mapping[str, Any]) -> SourceForm:
     if type(act_bits) is not int or act_bits < 16:
         raise _unsupported(f"auto-round with act_bits {act_bits!r}", "activations that are not quantized are")
     layout = packing.removeprefix("auto_round:auto_")
-    form = _classic(section, layout, is_symmetric=section.get("sym"))
-    return replace(form, zero_offset=1 if layout == "gptq" else 0)
+    return _classic(section, layout, is_symmetric=section.get("sym"))
 
 
 def _classic(section: Mapping[str, Any], layout: str, *, is_symmetric: Any) -> SourceForm:

@@ -42,7 +42,7 @@ def test_every_fused_kernel_gives_the_bytes_of_the_specification(
     form, signed, scales, tiny_checkpoint, tmp_path, monkeypatch
 ):
     source = tiny_checkpoint(source_format=form)
-    keys = {job.weight.codec.name for job in plan_of(source.directory).jobs if job.scheme}
+    keys = {(job.weight.codec.name, job.scheme.name) for job in plan_of(source.directory).jobs if job.scheme}
     assert keys
     assert keys <= set(kernels.FUSED_CPU)
     convert(source.directory, tmp_path / "fused", scales=scales, signed_scales=signed)

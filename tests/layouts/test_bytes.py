@@ -60,14 +60,14 @@ def test_awq_words_hold_eight_rows_of_a_column_interleaved():
 @pytest.mark.parametrize(("offset", "stored", "zero"), [(1, 7, 0), (0, 8, 0), (1, 0, -7), (0, 0, -8), (1, 14, 7)])
 def test_gptq_zero_points_of_both_formats(offset, stored, zero):
     qzeros = np.array([[int(f"0x{stored:x}" * 1, 16) * 0x11111111]], np.int64).astype(np.uint32).view(np.int32)
-    assert (classic.gptq_zeros(qzeros[:, :1], 8, offset=offset) == zero).all()
+    assert (classic.gptq_zeros(qzeros[:, :1], 8, less=offset) == zero).all()
 
 
 def test_a_stored_zero_point_of_15_less_one_is_refused():
     qzeros = np.array([[-1]], np.int32)
     with pytest.raises(classic.ZeroPointError, match="0 or for 16"):
-        classic.gptq_zeros(qzeros, 8, offset=1)
-    assert (classic.gptq_zeros(qzeros, 8, offset=0) == 7).all()
+        classic.gptq_zeros(qzeros, 8, less=1)
+    assert (classic.gptq_zeros(qzeros, 8, less=0) == 7).all()
 
 
 def test_a_wide_matrix_of_awq_takes_little_more_than_its_words():

@@ -12,7 +12,7 @@ from quantkit.families.family import Role
 
 _ROLES = frozenset({Role.ATTENTION, Role.INDEXER, Role.SHARED_EXPERT, Role.DENSE_MLP})
 # every Linear but the indexer's ``wk``, which is BF16 in each compressed-tensors form
-NATIVE_ROLES = _ROLES | {Role.KV_B}
+NATIVE_FP8_ROLES = _ROLES | {Role.KV_B}
 _ALONE = frozenset({"q_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "o_proj", "wq_b", "down_proj"})
 _FUSED = frozenset({"gate_proj", "up_proj", "q_proj", "k_proj", "v_proj"})
 BLOCK = (128, 128)  # the only one that both engines have a kernel for

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quantkit.checkpoint.file_names import CONFIG_NAME
-from quantkit.engines.mixed import NATIVE_ROLES, keeps_fp8
+from quantkit.engines.mixed import NATIVE_FP8_ROLES, keeps_fp8
 from quantkit.engines.parallel import ENGINES
 from quantkit.errors import RecipeError, SourceError
 from quantkit.families.family import Role
@@ -90,7 +90,9 @@ def _stays_fp8(place: Place, scheme: Scheme) -> bool:
     """What ``convert`` leaves in FP8 beside INT4 experts: for both engines, or natively."""
     if scheme.experts != "int4":
         return True
-    return place.role in NATIVE_ROLES if scheme.rest == "fp8-native" else keeps_fp8(place.module, place.role, ENGINES)
+    return (
+        place.role in NATIVE_FP8_ROLES if scheme.rest == "fp8-native" else keeps_fp8(place.module, place.role, ENGINES)
+    )
 
 
 def _store(

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, MutableMapping
 
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.engines.fusion import fused_group
-from quantkit.engines.mixed import BLOCK, NATIVE_ROLES, keeps_fp8
+from quantkit.engines.mixed import BLOCK, NATIVE_FP8_ROLES, keeps_fp8
 from quantkit.engines.parallel import ENGINES
 from quantkit.errors import RecipeError
 from quantkit.families.family import Role
@@ -26,7 +26,7 @@ def kept_fp8_weights(
         for name, weight in weights.items()
         if actions[name] == Action.TO_BF16 and _is_loadable_fp8(weight) and _is_kept(recipe, weight, roles[name])
     }
-    if is_native(recipe):
+    if has_native_fp8(recipe):
         return frozenset(kept)
     members: dict[object, set[str]] = {}
     for name, weight in weights.items():
@@ -42,12 +42,12 @@ def recover_linears(
 ) -> list[str]:
     """Where the engine makes every Linear FP8: BF16 beside INT4 that is there already goes back into the blocks that it
     was decoded from. Warnings; raises RecipeError for what is not FP8, and what never was as far as can be known."""
-    if not is_native(recipe):
+    if not has_native_fp8(recipe):
         return []
     has_int4 = any(weight.is_native_int4 for weight in weights.values())
     recovered = 0
     for name, weight in weights.items():
-        is_linear = weight.is_matrix and roles[name] in (*NATIVE_ROLES, Role.LINEAR)
+        is_linear = weight.is_matrix and roles[name] in (*NATIVE_FP8_ROLES, Role.LINEAR)
         if not is_linear or actions[name] != Action.COPY or weight.is_native_int4 or _is_loadable_fp8(weight):
             continue
         if not has_int4 or weight.stored.spec.dtype != BF16:
@@ -65,7 +65,7 @@ def recover_linears(
     return [f"{recovered} BF16 Linears go back into the FP8 blocks that they were decoded from, exactly or not at all"]
 
 
-def is_native(recipe: Recipe) -> bool:
+def has_native_fp8(recipe: Recipe) -> bool:
     """Whether what stays FP8 keeps its own names, and every Linear is of that kind."""
     return recipe.layout == "w4afp8" or recipe.rest == "fp8-native"
 
@@ -74,7 +74,7 @@ def _is_kept(recipe: Recipe, weight: Weight, role: Role) -> bool:
     if recipe.layout == "w4afp8":
         return role is not Role.ROUTED_EXPERT
     if recipe.rest == "fp8-native":
-        return role in NATIVE_ROLES
+        return role in NATIVE_FP8_ROLES
     return keeps_fp8(weight.module, role, tuple(recipe.engines) or ENGINES)
 
 
@@ -99,7 +99,7 @@ def _is_loadable_fp8(weight: Weight) -> bool:
 
 
 def fp8_warnings(recipe: Recipe, form: SourceForm, kept_fp8: Collection[str]) -> list[str]:
-    if recipe.rest == "bf16" or kept_fp8 or is_native(recipe):
+    if recipe.rest == "bf16" or kept_fp8 or has_native_fp8(recipe):
         return []
     why = "the source has no FP8 weights" if not form.fp8_blocks else "none lies in blocks of 128 x 128 that they load"
     return [f"--rest {recipe.rest} keeps nothing: {why}"]
@@ -121,7 +121,7 @@ def recovered_job(weight: Weight, role: Role) -> Job:
 
 def fp8_job(weight: Weight, role: Role, recipe: Recipe) -> Job:
     """Codes and scales as they are, under the names of compressed-tensors or DeepSeek's."""
-    leaves = {"codes": "weight", "scale": "weight_scale_inv" if is_native(recipe) else "weight_scale"}
+    leaves = {"codes": "weight", "scale": "weight_scale_inv" if has_native_fp8(recipe) else "weight_scale"}
     outputs = {
         part: Output(name=f"{weight.module}.{leaf}", spec=weight.parts[part].spec) for part, leaf in leaves.items()
     }

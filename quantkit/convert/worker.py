@@ -72,7 +72,7 @@ def write_constants(shard: PlannedShard, writer: ShardWriter, layout: Layout) ->
 def _write_rows(task: Task, writer: ShardWriter, stored: Mapping[str, NDArray[Any]]) -> None:
     for part, array in stored.items():
         output = task.job.outputs[part]
-        writer.write(output.name, array, first_byte=task.first // output.rows_each * output.row_bytes)
+        writer.write(output.name, array, first_byte=task.first // output.rows_each * task.job.row_bytes(part))
 
 
 def _check_first_row(rows: Rows, words: Int4Words, scheme: Int4Group) -> None:

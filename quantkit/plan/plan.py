@@ -43,11 +43,6 @@ class Output(NamedTuple):
     spec: TensorSpec
     rows_each: int = 1
 
-    @property
-    def row_bytes(self) -> int:
-        """Of one of its own rows."""
-        return self.spec.num_bytes // max(1, self.spec.shape[0])
-
 
 class Job(NamedTuple):
     """One weight and its output tensors by part; ``scheme`` is set where INT4 is written in the plan's layout.
@@ -72,6 +67,11 @@ class Job(NamedTuple):
         """Whether the output holds it in FP8 blocks."""
         is_kept = self.action == Action.COPY and isinstance(self.weight.codec, Fp8Block)
         return is_kept or self.action == Action.TO_FP8
+
+    def row_bytes(self, part: str) -> int:
+        """Of one row of an output that has any; a weight of any rank counts as a matrix."""
+        output = self.outputs[part]
+        return output.spec.num_bytes // max(1, -(-self.weight.num_rows // output.rows_each))
 
     @property
     def rows_at_least(self) -> int:

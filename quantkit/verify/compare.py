@@ -15,7 +15,7 @@ from quantkit.errors import SourceError, VerificationError
 from quantkit.integrity.weight_errors import RowCollector, WeightError
 from quantkit.layouts.layout import Stored
 from quantkit.numerics import bfloat16, fp8
-from quantkit.plan.plan import Action, Job, Output, Plan
+from quantkit.plan.plan import Action, Job, Plan
 from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks, task_bytes_of
 from quantkit.threads import ReportProgress, Stage, Step, run_steps
 from quantkit.transcode import kernels_for, read_rows, read_words
@@ -90,7 +90,7 @@ def _compare(task: Task, plan: Plan, output: Checkpoint, comparison: Comparison)
         source = read_bytes(job.weight.parts[task.part], task.first, task.last)
         is_same = np.array_equal(source, _read_output(output.tensors[name], task.first, task.last))
         return _finding(comparison, name, "differs from the source, which it must copy bit for bit", is_same)
-    stored = {part: _rows_of(output, one, task) for part, one in job.outputs.items() if one.rows_each}
+    stored = {part: _rows_of(output, part, task) for part, one in job.outputs.items() if one.rows_each}
     if job.action == Action.RELAYOUT:
         return _compare_words(task, plan, output, stored, comparison)
     rows = read_rows(job.weight, task.first, task.last)
@@ -169,7 +169,10 @@ def _read_output(tensor: StoredTensor, first: int, last: int) -> NDArray[np.uint
         ) from error
 
 
-def _rows_of(output: Checkpoint, one: Output, task: Task) -> NDArray[Any]:
+def _rows_of(output: Checkpoint, part: str, task: Task) -> NDArray[Any]:
+    """As a matrix, whatever the rank."""
+    one, row_bytes = task.job.outputs[part], task.job.row_bytes(part)
     first, last = task.first // one.rows_each, -(-task.last // one.rows_each)
-    raw = _read_output(output.tensors[one.name], first * one.row_bytes, last * one.row_bytes)
-    return raw.view(one.spec.dtype.numpy).reshape(last - first, *one.spec.shape[1:])
+    raw = _read_output(output.tensors[one.name], first * row_bytes, last * row_bytes)
+    num_cols = one.spec.shape[1] if len(one.spec.shape) == 2 else task.job.weight.num_cols
+    return raw.view(one.spec.dtype.numpy).reshape(last - first, num_cols)

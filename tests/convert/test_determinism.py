@@ -1,10 +1,12 @@
 """The same source, recipe and version give the same directory, byte for byte, however it is made."""
 
 import pytest
+import torch
 
 from quantkit.checkpoint.source import open_checkpoint
 from quantkit.convert.local import Share, execute
 from quantkit.transcode import kernels
+from quantkit.verify.verify import verify_output
 from tests.convert.helpers import convert, directory_bytes
 from tests.convert.plans import plan_of
 
@@ -33,6 +35,23 @@ def test_size_of_the_tasks_does_not_change_a_byte_or_a_statistic(form, tiny_chec
         execution = execute(plan, Share(directory=directory), num_jobs=2, task_bytes=task_bytes)
         results.append((directory_bytes(directory), execution.errors, execution.output_records))
     assert results[0] == results[1] == results[2]
+
+
+def test_tensors_of_any_rank_are_cut_into_tasks(tiny_checkpoint, tmp_path):
+    """A convolution in FP16, which becomes BF16 row by row."""
+    source = tiny_checkpoint(source_format="f16")
+    values = torch.randn(6, 3, 4, 8).half()
+    source.put("model.visual.patch_embed.weight", values)
+    source.write()
+    plan, whole = plan_of(source.directory), values.to(torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    for task_bytes in (16, 48, 1 << 20):
+        directory = tmp_path / str(task_bytes)
+        directory.mkdir()
+        execute(plan, Share(directory=directory), num_jobs=2, task_bytes=task_bytes)
+        assert any(whole in content for content in directory_bytes(directory).values()), task_bytes
+    convert(source.directory, tmp_path / "out")
+    report = verify_output(tmp_path / "out", source=open_checkpoint(source.directory))
+    assert report.is_good, report.first_error()
 
 
 @pytest.mark.parametrize("scales", ["search", "absmax"])

@@ -24,6 +24,7 @@ def relayout(
     activations: opt.ActivationsOption = None,
     stats: opt.StatsOption = None,
     rest: opt.RestOption = None,
+    mtp: opt.MtpOption = None,
     engine: opt.ServingEngineOption = None,
     allow_unservable: opt.AllowUnservableOption = False,
     allow_incomplete: opt.AllowIncompleteOption = False,
@@ -53,7 +54,7 @@ def relayout(
 
     request = PlanRequest(
         source=source,
-        settings={"layout": format_, "activations": activations, "rest": rest, "rules": []},
+        settings={"layout": format_, "activations": activations, "rest": rest, "mtp": mtp, "rules": []},
         stats=stats,
         engine=opt.check_engine_name(engine),
         allow_incomplete=allow_incomplete,

@@ -158,6 +158,18 @@ def test_no_split_changes_what_is_put_back(tiny_checkpoint, tmp_path):
     assert results[0] == results[1]
 
 
+def test_the_document_and_the_summary(tiny_checkpoint, tmp_path):
+    convert(tiny_checkpoint(mtp=True).directory, tmp_path / "w4", layout="w4afp8")
+    options = ("--mtp", "drop", "--json", "--summary", tmp_path / "summary.md")
+    found = document(relayout(tmp_path / "w4", tmp_path / "out", "compressed-tensors", *options), "relayout")
+    assert (found["command"], found["status"], found["errors"]) == ("relayout", "ok", [])
+    assert not any(name.startswith("model.layers.2.") for name in load_output(tmp_path / "out"))
+    assert "## quantkit relayout: ok" in (tmp_path / "summary.md").read_text()
+    planned = document(relayout(tmp_path / "w4", tmp_path / "no", "compressed-tensors", "--dry-run", "--json"), "plan")
+    assert {one["action"] for one in planned["parts"]} >= {"relayout", "to bf16", "copy"}
+    assert not (tmp_path / "no").exists()
+
+
 def test_a_source_without_int4_has_nothing_to_move(tiny_checkpoint, tmp_path):
     refused = relayout(tiny_checkpoint().directory, tmp_path / "out", "compressed-tensors")
     assert refused.returncode == 2

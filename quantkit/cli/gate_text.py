@@ -68,9 +68,9 @@ def method_lines(document: Document) -> list[str]:
         f"interval: paired bootstrap, {bootstrap['num_resamples']:,} resamples of the questions of each task, with "
         f"{bootstrap['added_pairs']:g} flips added; its lower end is the bound of the drop",
         "lost, gained: worse and better than before; McNemar p: exact, two-sided",
-        f"needed: questions for an even chance to show a drop within {criterion['max_drop']:g} where nothing is lost: n "
-        f"with z sqrt(rate n + {bootstrap['added_pairs']:g}) / n = margin, about rate (z / margin)^2, for the rate of "
-        f"flips seen and z = {bootstrap['z']:.3f}",
+        f"needed: questions for an even chance to show a drop within {criterion['max_drop']:g} where nothing is lost, "
+        f"n with z sqrt(rate n + {bootstrap['added_pairs']:g}) / n = margin, about rate (z / margin)^2, at the rate "
+        f"of flips seen and z = {bootstrap['z']:.3f}",
     ]
 
 

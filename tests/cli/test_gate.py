@@ -84,7 +84,7 @@ def test_everything_wrong_is_one_line_with_file_and_line(tmp_path):
     assert error["file"] == f"{before}:3"
     assert error["class"] == "SourceError"
     assert len(result.stderr.splitlines()) == 1
-    allowed = run("gate", before, after, "--max-drop", "99", "--allow-unpaired")
+    allowed = run("gate", before, after, "--max-drop", "1", "--point", "--allow-unpaired")
     assert allowed.returncode == 0
     assert "warning: not compared: 1 samples of all" in allowed.stderr
     for options, code in [

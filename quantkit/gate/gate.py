@@ -119,7 +119,7 @@ def judge(pairing: Pairing, criterion: Criterion) -> GateReport:
     return GateReport(
         criterion=criterion,
         tasks=tasks,
-        overall=_compare(list(by_task.values()), criterion),
+        overall=tasks[0].comparison if len(tasks) == 1 else _compare(list(by_task.values()), criterion),
         num_unpaired=pairing.num_unpaired,
         warnings=pairing.warnings,
     )

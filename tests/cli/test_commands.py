@@ -303,7 +303,8 @@ def test_partial_directory_of_a_killed_run_is_replaced(tiny_checkpoint, tmp_path
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["recipes"], ["convert", "--help"], ["serve-plan", "--help"], ["--version"]]
+    "arguments",
+    [["--help"], ["recipes"], ["convert", "--help"], ["serve-plan", "--help"], ["gate", "--help"], ["--version"]],
 )
 def test_help_and_recipes_import_nothing_heavy(arguments):
     code = (

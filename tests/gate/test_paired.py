@@ -137,6 +137,15 @@ def test_resamples_have_the_standard_error_of_the_mean():
     assert resampled.std() == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.parametrize("counts", [(500, 10, 8), (100, 1, 0)])
+def test_tasks_that_are_alike_have_the_interval_of_one_that_is_as_large(counts):
+    """Draws of tasks are independent, and added flips are shared."""
+    alike = resampled_drops([Stratum(drops=drops(*counts), weight=0.25)] * 4)
+    whole = resampled_drops(one_task(*(4 * count for count in counts)))
+    assert alike.std() == pytest.approx(whole.std(), rel=0.03)
+    assert alike.mean() == pytest.approx(whole.mean(), abs=0.0003)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_questions", "rate", "share_lost", "least", "most"),

@@ -20,7 +20,7 @@ from quantkit.families import FAMILIES
 from quantkit.memory.gpus import GPUS
 from quantkit.recipe_files import recipe_summaries
 from quantkit.weights.source_form import SOURCE_METHODS
-from scripts import compare_planners, ground_truth, published_rates
+from scripts import compare_planners, gate_examples, ground_truth, published_rates
 from scripts.make_checkpoint import SMALL, glm_config, make_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,6 +113,12 @@ def serve_plan() -> str:
     return f"{before}...\n# decode, on{rest.partition('# decode, on')[2].partition('# router, on')[0]}...\n```\n"
 
 
+def gate() -> str:
+    """What a passing gate prints, of simulated logs."""
+    gate_examples.write_logs(Path("evals"))
+    return session(("gate", "evals/fp8", "evals/int4", "--max-drop", "0.8"))
+
+
 def blocks() -> dict[str, Callable[[], str]]:
     source, output = "GLM-5.2-FP8", "glm-5.2-int4"
     return {
@@ -138,6 +144,8 @@ def blocks() -> dict[str, Callable[[], str]]:
         "published rates": lambda: "\n".join(published_rates.table()) + "\n",
         "planners": lambda: "\n".join(compare_planners.table()) + "\n",
         "gpus": gpus,
+        "gate": gate,
+        "gate sizes": lambda: "\n".join(gate_examples.table()) + "\n",
     }
 
 

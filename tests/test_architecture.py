@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"errors", "__init__"},
     {"registry", "tensors", "threads", "machine", "patterns", "recipe_files", "recipe_settings"},
-    {"checkpoint", "numerics"},
+    {"checkpoint", "numerics", "gate"},
     {"codecs", "families", "integrity"},
     {"layouts", "engines"},
     {"weights", "recipe"},

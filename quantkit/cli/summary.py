@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from quantkit.cli.gate_summary import gate_summary
 from quantkit.cli.markdown import bullets, code, escaped, table
 from quantkit.cli.memory_summary import memory_summary
 from quantkit.machine import bytes_text, speed_text
@@ -97,6 +98,7 @@ _SUMMARIES: dict[str, Callable[[Document], list[str]]] = {
     "relayout": convert_summary,
     "verify": verify_summary,
     "memory-plan": memory_summary,
+    "gate": gate_summary,
 }
 
 

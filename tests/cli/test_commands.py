@@ -111,6 +111,9 @@ def test_plain_text_names_what_matters(tiny_checkpoint, tmp_path):
         ("card ./nosuch", 3),
         ("card file", 3),
         ("card file/below", 3),
+        ("gate nosuch file --max-drop 1", 3),
+        ("gate file file --max-drop 1", 3),
+        ("gate empty empty --max-drop 1", 3),
         ("verify empty", 4),
         ("card empty", 4),
     ],
@@ -180,6 +183,9 @@ def test_a_line_says_what_goes_on_and_whose_work_it_was(tiny_checkpoint, tmp_pat
         (["verify", "SOURCE"], 4),
         (["card", "SOURCE"], 4),
         (["card", "./nowhere"], 3),
+        (["gate", "SOURCE", "SOURCE"], 2),
+        (["gate", "SOURCE", "SOURCE", "--max-drop", "-1"], 2),
+        (["gate", "SOURCE", "SOURCE", "--max-drop", "1"], 3),
         (["convert", "SOURCE", "--public"], 2),
         (["convert", "SOURCE", "--push-to", "name"], 2),
         (["convert", "SOURCE", "--push-to", "org/name"], 3),
@@ -297,7 +303,8 @@ def test_partial_directory_of_a_killed_run_is_replaced(tiny_checkpoint, tmp_path
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["recipes"], ["convert", "--help"], ["serve-plan", "--help"], ["--version"]]
+    "arguments",
+    [["--help"], ["recipes"], ["convert", "--help"], ["serve-plan", "--help"], ["gate", "--help"], ["--version"]],
 )
 def test_help_and_recipes_import_nothing_heavy(arguments):
     code = (
@@ -316,7 +323,7 @@ def test_help_and_recipes_import_nothing_heavy(arguments):
 
 
 def test_every_command_has_help_with_an_example():
-    commands = ["convert", "plan", "verify", "inspect", "card", "memory-plan", "serve-plan", "recipes"]
+    commands = ["convert", "plan", "verify", "inspect", "card", "memory-plan", "serve-plan", "gate", "recipes"]
     assert all(command in run("--help").stdout for command in commands)
     for command in commands:
         assert "Example: quantkit " + command in run(command, "--help").stdout
@@ -327,7 +334,19 @@ def test_options_are_frozen():
     import re
 
     found = {}
-    for command in ("convert", "plan", "verify", "inspect", "relayout", "card", "memory-plan", "serve-plan", "recipes"):
+    commands = (
+        "convert",
+        "plan",
+        "verify",
+        "inspect",
+        "relayout",
+        "card",
+        "memory-plan",
+        "serve-plan",
+        "gate",
+        "recipes",
+    )
+    for command in commands:
         text = run(command, "--help", env={"COLUMNS": "200"}).stdout
         found[command] = sorted(
             set(re.findall(r"(?<=[ /])--?[a-z][a-z-]*", text.split("Options:")[1])) - {"--help", "-h"}

@@ -136,15 +136,15 @@ def test_options_that_do_not_go_together(options, words, tmp_path):
     assert words in result.stderr
 
 
-@pytest.mark.parametrize("recipe", ["glm-5.2", "kimi-k2"])
 @pytest.mark.parametrize(
-    ("settings", "engines"),
+    ("recipe", "settings", "engines"),
     [
-        ({"layout": "w4afp8"}, {"sglang"}),
-        ({"rest": "fp8-native"}, {"sglang"}),
-        ({"activations": "fp8-dynamic"}, {"sglang", "vllm"}),
-        ({"activations": "fp8-dynamic", "rest": "fp8"}, {"sglang", "vllm"}),
-        ({"zero_points": True}, {"vllm"}),
+        ("glm-5.2", {"layout": "w4afp8"}, {"sglang"}),
+        ("kimi-k2", {"layout": "w4afp8"}, {"sglang"}),
+        ("glm-5.2", {"rest": "fp8-native"}, {"sglang"}),
+        ("kimi-k2", {"activations": "fp8-dynamic"}, {"sglang", "vllm"}),
+        ("glm-5.2", {"activations": "fp8-dynamic", "rest": "fp8"}, {"sglang", "vllm"}),
+        ("glm-5.2", {"zero_points": True}, {"vllm"}),
     ],
 )
 def test_every_layout_of_the_real_names_loads(recipe, settings, engines):

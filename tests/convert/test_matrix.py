@@ -31,7 +31,7 @@ def is_legal(form: str, layout: str, rest: str, mtp: str) -> bool:
     """What the README promises of each combination."""
     has_fp8, is_native = form in ("fp8_block", "fused", "w4afp8"), form in ("int4_native", "w4afp8")
     if layout == "w4afp8":
-        return has_fp8 and rest == "fp8" and mtp in ("int4", "drop")
+        return has_fp8 and rest in ("fp8", "fp8-native") and mtp in ("int4", "drop")
     if rest == "fp8-native" and not has_fp8:
         return False
     if is_native:

@@ -1,7 +1,7 @@
 """INT4 that the source holds already: it passes through, or is laid out anew, and is never requantized."""
 
 from collections.abc import Mapping, MutableMapping
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, cast, get_args
 
 from quantkit.checkpoint.file_names import CONFIG_NAME, MANIFEST_NAME
 from quantkit.checkpoint.source import Checkpoint
@@ -12,13 +12,11 @@ from quantkit.families.family import Role
 from quantkit.integrity.manifest import read_manifest
 from quantkit.layouts import Layout, w4afp8
 from quantkit.plan.plan import CARRIED, Action, Job, Output, Plan
-from quantkit.recipe import Recipe
+from quantkit.recipe import GroupSize, Recipe
 from quantkit.recipe_settings import W4A8_REMEDY, forms_of
 from quantkit.tensors import BF16, F16
 from quantkit.weights.source_form import SourceForm, source_form
 from quantkit.weights.weight import Weight
-
-_GROUP_SIZES = (32, 64, 128)
 
 
 def native_settings(checkpoint: Checkpoint, settings: Mapping[str, object]) -> dict[str, Any]:
@@ -30,19 +28,20 @@ def native_settings(checkpoint: Checkpoint, settings: Mapping[str, object]) -> d
     asked = {key: value for key, value in settings.items() if value is not None}
     if form.int4_group_size is None:
         return asked
-    if form.int4_group_size not in _GROUP_SIZES:
+    if form.int4_group_size not in get_args(GroupSize):
         raise RecipeError(
             f"the source is INT4 in groups of {form.int4_group_size}, and engines read 32, 64 and 128",
             file=CONFIG_NAME,
             remedy="convert the FP8 or BF16 source instead",
         )
-    needs_128 = asked.get("layout") == w4afp8.METHOD or asked.get("activations") == "fp8-dynamic"
-    if needs_128 and form.int4_group_size != w4afp8.GROUP_SIZE:
-        raise RecipeError(
-            f"the source is INT4 in groups of {form.int4_group_size}, and kernels for FP8 activations read 128",
-            file=CONFIG_NAME,
-            remedy=W4A8_REMEDY,
-        )
+    for wanted in forms_of(asked):
+        size = wanted.needs.get("group_size", form.int4_group_size)
+        if size != form.int4_group_size:
+            raise RecipeError(
+                f"the source is INT4 in groups of {form.int4_group_size}, and kernels for FP8 activations read {size}",
+                file=CONFIG_NAME,
+                remedy=W4A8_REMEDY,
+            )
     found: dict[str, object] = {"group_size": form.int4_group_size}
     if not form.is_symmetric and asked.get("layout") != w4afp8.METHOD:
         found["zero_points"] = True
@@ -51,7 +50,7 @@ def native_settings(checkpoint: Checkpoint, settings: Mapping[str, object]) -> d
 
 def check_native(weights: Mapping[str, Weight], form: SourceForm, scheme: Int4Group, layout: Layout) -> None:
     """Raise RecipeError where the output could not hold native INT4 as it is."""
-    native = next((weight for weight in weights.values() if weight.is_native_int4), None)
+    native = _first_native(weights)
     if native is None:
         return
     if form.int4_group_size != scheme.group_size:
@@ -75,7 +74,7 @@ def check_signs(checkpoint: Checkpoint, weights: Mapping[str, Weight], recipe: R
 
     Of another tool's source a warning: they are looked at when they are read.
     """
-    native = next((weight for weight in weights.values() if weight.is_native_int4), None)
+    native = _first_native(weights)
     if native is None or not needs_positive_scales(recipe):
         return []
     made_with = _recorded_recipe(checkpoint)
@@ -87,6 +86,10 @@ def check_signs(checkpoint: Checkpoint, weights: Mapping[str, Weight], recipe: R
         )
     known = made_with.get("signed_scales") is False
     return [] if known else ["signs of scales are looked at as they are read: one below zero ends the work"]
+
+
+def _first_native(weights: Mapping[str, Weight]) -> Weight | None:
+    return next((weight for weight in weights.values() if weight.is_native_int4), None)
 
 
 def _recorded_recipe(checkpoint: Checkpoint) -> Mapping[str, Any]:

@@ -62,16 +62,20 @@ def test_all_experts_of_a_layer_get_the_same_two(tiny_checkpoint, tmp_path):
     )
 
 
-def test_the_loader_of_sglang_takes_them(tmp_path):
-    """Its rule: a second scale may not differ from the first, held in BF16, by more than 1e-5."""
+def test_the_loader_of_sglang_takes_them(tiny_checkpoint, tmp_path):
+    """Its rule: the scale of up may not differ from that of gate, which is held in BF16 by then, by more than 1e-5."""
     tensors = statistics(tmp_path / "stats.safetensors")
-    ((gate_up, down),) = read_input_scales(tmp_path / "stats.safetensors", LAYERS, 4).values()
+    scales = read_input_scales(tmp_path / "stats.safetensors", LAYERS, 4)
+    ((_, down),) = scales.values()
     assert largest(tensors, ("down_proj",)) / 448 <= down
-    for value in (gate_up, down):
+    source = tiny_checkpoint().directory
+    convert(source, tmp_path / "w4", layout="w4afp8", input_scales={name: list(one) for name, one in scales.items()})
+    stored = load_output(tmp_path / "w4")
+    for expert in range(4):
         held = torch.ones((), dtype=torch.bfloat16)
-        loaded = torch.tensor(value, dtype=torch.bfloat16)
-        held.copy_(loaded)
-        assert not (held != 1 and (held - loaded).abs() > 1e-5)
+        held.copy_(stored[f"{LAYER}.{expert}.gate_proj.input_scale"].float())
+        assert held != 1
+        assert (held - stored[f"{LAYER}.{expert}.up_proj.input_scale"].float()).abs() <= 1e-5
 
 
 def test_a_layer_without_statistics_is_refused(tiny_checkpoint, tmp_path):

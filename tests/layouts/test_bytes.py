@@ -59,7 +59,7 @@ def test_awq_words_hold_eight_rows_of_a_column_interleaved():
 
 @pytest.mark.parametrize(("offset", "stored", "zero"), [(1, 7, 0), (0, 8, 0), (1, 0, -7), (0, 0, -8), (1, 14, 7)])
 def test_gptq_zero_points_of_both_formats(offset, stored, zero):
-    qzeros = np.array([[int(f"0x{stored:x}" * 1, 16) * 0x11111111]], np.int64).astype(np.uint32).view(np.int32)
+    qzeros = np.array([[stored * 0x11111111]], np.int64).astype(np.uint32).view(np.int32)
     assert (classic.gptq_zeros(qzeros[:, :1], 8, less=offset) == zero).all()
 
 

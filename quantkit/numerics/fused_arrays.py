@@ -3,7 +3,7 @@
 Suffixes: ``R`` rows, ``C`` columns, ``B`` blocks.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,23 @@ def input_bytes(array: NDArray[Any], num_items: int) -> NDArray[np.uint8]:
 
 def kind_of(values: NDArray[Any]) -> int:
     return {np.dtype(np.uint16): BF16, np.dtype(np.float32): F32}[values.dtype]
+
+
+class Groups(NamedTuple):
+    """How many groups a matrix has; ``padded``: at least as many as there are lanes."""
+
+    per_row: int
+    total: int
+    padded: int
+
+
+def count_groups(array_RC: NDArray[Any], group_size: int) -> Groups:
+    """Of a matrix whose columns are whole groups, of a size that kernels know."""
+    num_rows, num_cols = array_RC.shape
+    assert group_size in CANDIDATES, group_size
+    assert num_cols % group_size == 0, (num_cols, group_size)
+    per_row = num_cols // group_size
+    return Groups(per_row, num_rows * per_row, max(num_rows * per_row, LANES))
 
 
 def group_scales(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from quantkit.numerics.fused_arrays import (
     NO_SCALES,
+    count_groups,
     decode_fp8,
     group_scales,
     importance_bytes,
@@ -42,11 +43,8 @@ def _quantize(
     importance_C: NDArray[np.uint16] | None,
 ) -> tuple[Packed, Bits]:
     num_rows, num_cols = array_RC.shape
-    assert group_size in CANDIDATES, group_size
-    assert num_cols % group_size == 0, (num_cols, group_size)
+    groups_per_row, num_groups, padded_groups = count_groups(array_RC, group_size)
     source = input_bytes(array_RC, LANES * group_size)
-    num_groups = num_rows * num_cols // group_size
-    padded_groups = max(num_groups, LANES)
     packed = np.empty(padded_groups * group_size // 8, np.int32)
     int4_scale = np.empty(padded_groups, np.uint16)
     candidates = np.array(CANDIDATES[group_size] if scales == "search" else (), np.float32)
@@ -54,10 +52,10 @@ def _quantize(
         importance = importance_bytes(importance_C, group_size)
         quantize_tiles(
             *(source, kind, scale, padded_groups, group_size, candidates, signed),
-            *(importance, num_cols // group_size, scratch(), packed, int4_scale),
+            *(importance, groups_per_row, scratch(), packed, int4_scale),
         )
     packed_RW = packed[: num_groups * group_size // 8].reshape(num_rows, num_cols // 8)
-    return packed_RW, int4_scale[:num_groups].reshape(num_rows, num_cols // group_size)
+    return packed_RW, int4_scale[:num_groups].reshape(num_rows, groups_per_row)
 
 
 def quantize_fp8(
@@ -109,12 +107,8 @@ def _error_rows(
     group_size: int,
     zero_RG: Zeros | None,
 ) -> tuple[Sums, Sums]:
-    num_rows, num_cols = array_RC.shape
-    assert group_size in CANDIDATES, group_size
-    assert num_cols % group_size == 0, (num_cols, group_size)
-    groups_per_row = num_cols // group_size
-    num_groups = num_rows * groups_per_row
-    padded_groups = max(num_groups, LANES)
+    num_rows = len(array_RC)
+    groups_per_row, num_groups, padded_groups = count_groups(array_RC, group_size)
     # padding belongs to rows that are cut off
     error2, reference2 = np.zeros((2, num_rows + LANES))
     if num_groups:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from quantkit.numerics.fused_arrays import (
     NO_SCALES,
+    count_groups,
     decode_fp8,
     group_scales,
     importance_bytes,
@@ -39,11 +40,7 @@ def _quantize(
     importance_C: NDArray[np.uint16] | None,
 ) -> Packed:
     num_rows, num_cols = array_RC.shape
-    assert group_size in CANDIDATES, group_size
-    assert num_cols % group_size == 0, (num_cols, group_size)
-    groups_per_row = num_cols // group_size
-    num_groups = num_rows * groups_per_row
-    padded_groups = max(num_groups, LANES)
+    groups_per_row, num_groups, padded_groups = count_groups(array_RC, group_size)
     packed = np.empty(padded_groups * group_size // 8, np.int32)
     int4_scale = np.empty(padded_groups, np.uint16)
     int4_zero = np.empty(padded_groups, np.int8)

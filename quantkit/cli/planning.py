@@ -16,7 +16,7 @@ from quantkit.plan.limits import Limits
 from quantkit.plan.make import make_plan
 from quantkit.plan.part import limited
 from quantkit.plan.plan import Plan
-from quantkit.plan.relayout import native_settings
+from quantkit.plan.relayout import check_declares, check_moves, native_settings
 from quantkit.recipe import override
 from quantkit.sources import ResolvedSource, resolve_source
 from quantkit.verify.loading import check_plan, launches_of, refuse_unservable
@@ -38,6 +38,7 @@ class PlanRequest:
     ignore: Sequence[str] = ()
     allow_unmatched: bool = False
     allow_incomplete: bool = False
+    only_moves: bool = False  # INT4 that is there, and nothing becomes INT4
     limits: Limits | None = None  # of a smoke run
     headers_only: bool = False  # of a hub repository: nothing is downloaded
 
@@ -52,6 +53,8 @@ def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
     resolved = resolve_source(
         request.source, recipe=request.recipe, config=request.config, headers_only=request.headers_only
     )
+    if request.only_moves:
+        check_declares(resolved.checkpoint)
     recipe = override(
         resolved.recipe,
         engine=request.engine,
@@ -66,20 +69,23 @@ def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
         allow_unmatched=request.allow_unmatched,
         allow_incomplete=request.allow_incomplete,
     )
+    if request.only_moves:
+        check_moves(plan)
     return resolved, plan if request.limits is None else limited(plan, request.limits)
 
 
 def _with_statistics(request: PlanRequest, resolved: ResolvedSource) -> dict[str, object]:
     """Settings, with the input scales of the statistics where there are any."""
+    settings = {**request.settings, "rules": []} if request.only_moves else dict(request.settings)
     if request.stats is None:
-        return dict(request.settings)
+        return settings
     checkpoint = resolved.checkpoint
     layers = {name.rpartition(".experts.")[0] + ".experts" for name in checkpoint.tensors if ".experts." in name}
     family = resolved.family
     num_experts = family.num_experts(checkpoint.config) if family.is_known else _MANY
     found = read_input_scales(request.stats, layers, num_experts)
     scales = {name: list(pair) for name, pair in found.items()}
-    return {**request.settings, "input_scales": scales}
+    return settings | {"input_scales": scales}
 
 
 def check_room(resolved: ResolvedSource, plan: Plan, target: Path, *, spool_bytes: int) -> None:

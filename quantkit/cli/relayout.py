@@ -49,20 +49,19 @@ def relayout(
     from quantkit.cli.show_results import show_conversion
     from quantkit.convert.conversion import Conversion
     from quantkit.convert.convert import convert_checkpoint
-    from quantkit.plan.relayout import check_moves
     from quantkit.plan.resources import Workers, choose_jobs
 
     request = PlanRequest(
         source=source,
-        settings={"layout": format_, "activations": activations, "rest": rest, "mtp": mtp, "rules": []},
+        settings={"layout": format_, "activations": activations, "rest": rest, "mtp": mtp},
         stats=stats,
+        only_moves=True,
         engine=opt.check_engine_name(engine),
         allow_incomplete=allow_incomplete,
         headers_only=True,
     )
     check_target(output, Path(source) if Path(source).is_dir() else None)
     resolved, made = plan_request(request)
-    check_moves(made)
     loading = engine_reports(made)
     check_servable(made, loading, is_allowed=allow_unservable)
     num_jobs = choose_jobs(jobs, None)

@@ -164,9 +164,18 @@ def relayout_warnings(weights: Mapping[str, Weight], actions: Mapping[str, Actio
     return warnings
 
 
+def check_declares(checkpoint: Checkpoint) -> None:
+    """As ``check_moves``, of what a config says, before a plan is refused for another reason."""
+    _refuse_nothing(source_form(checkpoint.quantization).int4_group_size is None)
+
+
 def check_moves(plan: Plan) -> None:
     """Raise RecipeError for a source that holds no INT4: there is nothing to lay out."""
-    if not any(job.weight.is_native_int4 for job in plan.jobs):
+    _refuse_nothing(not any(job.weight.is_native_int4 for job in plan.jobs))
+
+
+def _refuse_nothing(has_none: bool) -> None:
+    if has_none:
         raise RecipeError(
             "the source holds no INT4: relayout moves codes that are there",
             file=CONFIG_NAME,

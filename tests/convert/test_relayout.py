@@ -171,9 +171,11 @@ def test_the_document_and_the_summary(tiny_checkpoint, tmp_path):
 
 
 def test_a_source_without_int4_has_nothing_to_move(tiny_checkpoint, tmp_path):
-    refused = relayout(tiny_checkpoint().directory, tmp_path / "out", "compressed-tensors")
-    assert refused.returncode == 2
-    assert "holds no INT4" in refused.stderr
+    source = tiny_checkpoint().directory
+    for layout in ("compressed-tensors", "w4afp8"):
+        refused = relayout(source, tmp_path / "out", layout)
+        assert refused.returncode == 2
+        assert "holds no INT4" in refused.stderr
 
 
 def test_native_kimi_passes_and_is_no_w4afp8(tiny_checkpoint, tmp_path):

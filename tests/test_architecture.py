@@ -14,7 +14,7 @@ LAYERS = [
     {"errors", "__init__"},
     {"registry", "tensors", "threads", "machine", "patterns", "recipe_files", "recipe_settings"},
     {"checkpoint", "numerics", "gate"},
-    {"codecs", "families", "integrity"},
+    {"codecs", "families", "integrity", "statistics"},
     {"layouts", "engines"},
     {"weights", "recipe"},
     {"transcode", "sources", "memory"},

@@ -27,10 +27,10 @@ def order_tensors(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
 class ShardWriter:
     """One output shard. Use as a context manager; ``close`` checks completeness and flushes to the disk."""
 
-    def __init__(self, path: Path, specs: Mapping[str, TensorSpec]) -> None:
+    def __init__(self, path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] = METADATA) -> None:
         self.path = path
         self.specs = dict(specs)
-        header = encode_header(self.specs, METADATA)
+        header = encode_header(self.specs, metadata)
         self._begin: dict[str, int] = {}
         self._incomplete = list(reversed(self.specs))  # the next in the file at the end
         self._written: dict[str, list[tuple[int, int]]] = {}  # spans of bytes, in order, merged where they meet

@@ -1,0 +1,101 @@
+"""Read and write a statistics file: safetensors, one tensor for each thing that was measured."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantkit.checkpoint.disk import named_errors
+from quantkit.checkpoint.header import StoredTensor, read_header
+from quantkit.checkpoint.reader import read_tensor
+from quantkit.checkpoint.writer import ShardWriter, order_tensors
+from quantkit.errors import SourceError, UsageError
+from quantkit.tensors import F32, I64, TensorSpec
+
+Array = NDArray[np.float32 | np.int64]
+
+VERSION = "1"
+_VERSION_KEY, _MODEL_KEY = "quantkit_statistics", "model"
+_REMEDY = "make it with quantkit calibrate"
+_DTYPES = {np.dtype(np.float32): F32, np.dtype(np.int64): I64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """A statistics file, its header read. ``model``: fingerprint of the weights that were run (`weights.identity`)."""
+
+    path: Path
+    model: str
+    metadata: Mapping[str, str]
+    tensors: Mapping[str, StoredTensor]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def read(self, name: str) -> Array:
+        """One tensor. Raises SourceError for what no calibration writes: NaN, infinities, anything below zero."""
+        array = cast(Array, read_tensor(self.tensors[name]))
+        if not np.isfinite(array).all() or (array < 0).any():
+            raise SourceError(
+                "holds a NaN, an infinity or a number below 0", tensor=name, file=self.path, remedy=_REMEDY
+            )
+        return array
+
+    def check_model(self, fingerprint: str) -> None:
+        """Raise SourceError unless these are statistics of that model."""
+        if self.model != fingerprint:
+            raise SourceError(
+                f"was made from another model or revision ({self.model[:12]}, this one is {fingerprint[:12]})",
+                file=self.path,
+                remedy="calibrate this checkpoint, or one of the same revision in another format",
+            )
+
+
+def open_statistics(path: Path) -> Statistics:
+    """Raises SourceError for a file that is none, or is of another version."""
+    header = read_header(path)
+    found = header.metadata.get(_VERSION_KEY)
+    if found != VERSION:
+        what = "is no statistics file" if found is None else f"is a statistics file of version {found}"
+        raise SourceError(f"{what} (this tool reads version {VERSION})", file=path, remedy=_REMEDY)
+    for tensor in header.tensors:
+        if tensor.spec.dtype not in (F32, I64):
+            raise SourceError(f"is {tensor.spec}, not F32 or I64", tensor=tensor.name, file=path, remedy=_REMEDY)
+    return Statistics(
+        path=path,
+        model=header.metadata.get(_MODEL_KEY, ""),
+        metadata=header.metadata,
+        tensors={tensor.name: tensor for tensor in header.tensors},
+    )
+
+
+def write_statistics(path: Path, arrays: Mapping[str, Array], *, model: str, about: Mapping[str, str]) -> None:
+    """The file appears whole or not at all. ``about``: what else is told of it, as strings.
+
+    The same arrays give the same bytes. Raises UsageError where the file is there already.
+    """
+    if path.exists():
+        raise UsageError("exists already", file=path, remedy="choose another -o, or remove it")
+    draft = path.with_name(path.name + ".draft")
+    specs = {name: TensorSpec(_DTYPES[array.dtype], array.shape) for name, array in arrays.items()}
+    metadata = {"format": "pt", _VERSION_KEY: VERSION, _MODEL_KEY: model, **about}
+    with named_errors(draft):
+        draft.unlink(missing_ok=True)
+    writer = ShardWriter(draft, order_tensors(specs), metadata)
+    try:
+        for name in writer.specs:
+            writer.write(name, arrays[name])
+        writer.close()
+    finally:
+        writer.abort()
+    with named_errors(path):
+        draft.replace(path)
+
+
+def as_text(value: Mapping[str, object]) -> str:
+    """A JSON object as a metadata string: keys in order, no spaces."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,46 @@
+"""Which model a checkpoint is, whatever the format of its weights: what is never quantized tells it.
+
+The gains of the norms of every layer are the same numbers in the FP8, INT4 and BF16 forms of one revision, and differ
+between revisions: they are trained. A few hundred kilobytes are read.
+"""
+
+import hashlib
+import re
+
+import numpy as np
+
+from quantkit.checkpoint.reader import read_tensor
+from quantkit.errors import SourceError
+from quantkit.families.config_values import Config, number_in_name
+from quantkit.families.family import Family, Role
+from quantkit.numerics import bfloat16
+from quantkit.tensors import BF16, F16, F32
+from quantkit.weights.binding import Binding
+
+_FLOATS = (BF16, F16, F32)
+_PLACE = re.compile(r"layers\.(?P<name>(?P<layer>\d+)\..+norm\.weight)$")
+
+
+def model_fingerprint(binding: Binding, family: Family, config: Config) -> str:
+    """sha256 of the gains of all norms of the decoder as BF16 values, by name behind the root; in hexadecimal.
+
+    MTP layers do not count: an output may lack them.
+
+    Raises SourceError where there is none to read.
+    """
+    gains = {}
+    for weight in binding.weights.values():
+        place = _PLACE.search(weight.name)
+        if place is None or number_in_name(place["layer"]) >= family.num_layers(config):
+            continue
+        if family.role_of(weight.name) is Role.NORM and weight.stored.spec.dtype in _FLOATS:
+            gains[place["name"]] = weight
+    if not gains:
+        raise SourceError("has no norms below layers.N, by which a model is known", remedy="name a language model")
+    digest = hashlib.sha256()
+    for name, weight in sorted(gains.items()):
+        array = read_tensor(weight.stored)
+        bits = array if weight.stored.spec.dtype == BF16 else bfloat16.from_float32(array.astype(np.float32))
+        digest.update(f"{name} {list(weight.shape)}\n".encode())
+        digest.update(np.ascontiguousarray(bits).tobytes())
+    return digest.hexdigest()

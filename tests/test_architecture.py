@@ -18,7 +18,7 @@ LAYERS = [
     {"layouts", "engines"},
     {"weights", "recipe"},
     {"transcode", "sources", "memory"},
-    {"plan"},
+    {"plan", "streaming"},
     {"verify"},
     {"convert", "serving"},
     {"cli"},

@@ -1,0 +1,202 @@
+"""A checkpoint as a model that is never in memory as a whole. Legend: T tokens, H hidden size, V vocabulary."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from quantkit.checkpoint.source import Checkpoint
+from quantkit.errors import SourceError
+from quantkit.families.family import Family
+from quantkit.streaming.architectures import build_skeleton
+from quantkit.streaming.decode import decode_rows, decode_weight
+from quantkit.streaming.experts import ExpertWeights
+from quantkit.streaming.layer import StreamedLayer
+from quantkit.weights.binding import Binding, bind_weights
+from quantkit.weights.completeness import text_root
+from quantkit.weights.source_form import source_form
+from quantkit.weights.weight import Weight
+
+HEAD_ROWS = 8192  # of the vocabulary that are in memory at a time
+_EXPERTS = "mlp.experts."
+
+
+@dataclass(kw_only=True)
+class StreamedModel:
+    """``skeleton``: transformers' ForCausalLM, its weights on the meta device."""
+
+    checkpoint: Checkpoint
+    family: Family
+    binding: Binding
+    skeleton: Any
+    device: torch.device
+    dtype: torch.dtype
+    _calls: dict[tuple[int, int], list[Mapping[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.skeleton.model.layers)
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.skeleton.config.hidden_size)
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.skeleton.config.vocab_size)
+
+    @property
+    def root(self) -> str:
+        """What stands before ``layers.``."""
+        return text_root(self.binding)
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        """[T, H] of token ids; only their rows are read."""
+        weight = self._weight(f"{self.root}embed_tokens.weight")
+        unique, places_T = torch.unique(ids_T, return_inverse=True)
+        rows = [decode_rows(weight, row, row + 1) for row in unique.tolist()]
+        return torch.cat(rows).to(self.dtype)[places_T]
+
+    def layer(self, index: int) -> StreamedLayer:
+        """Load one layer without its experts, which is alive as long as the caller holds it. Any thread may do it."""
+        with torch.device("meta"):
+            module = type(self.skeleton.model.layers[index])(self.skeleton.config, index).eval()
+        name = f"{self.root}layers.{index}"
+        for inner, slot in _slots(module):
+            if inner.startswith(_EXPERTS):
+                continue
+            value = decode_weight(self._weight(f"{name}.{inner}"))
+            if value.shape != slot.shape:
+                raise SourceError(
+                    f"is {list(value.shape)}, transformers expects {list(slot.shape)}",
+                    tensor=f"{name}.{inner}",
+                    remedy="config.json and the shards belong to different checkpoints",
+                )
+            _fill(module, inner, value.to(self.device, self._dtype_of(inner)))
+        experts = self._experts(name, module)
+        return StreamedLayer(
+            index=index,
+            name=name,
+            module=module,
+            experts=experts,
+            arguments=partial(self._arguments, index),
+            device=self.device,
+            dtype=self.dtype,
+        )
+
+    def normed(self, hidden_TH: Tensor) -> Tensor:
+        """[T, H] what the head takes."""
+        norm = self.skeleton.model.norm
+        _fill(norm, "weight", decode_weight(self._weight(f"{self.root}norm.weight")).to(self.device, self.dtype))
+        with torch.no_grad():
+            answer: Tensor = norm(hidden_TH.to(self.device))
+        return answer
+
+    def head_blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """First row and rows of the head [rows, H], a block at a time."""
+        weight = self.head_weight
+        for first in range(0, weight.num_rows, HEAD_ROWS):
+            block = decode_rows(weight, first, min(first + HEAD_ROWS, weight.num_rows))
+            yield first, block.to(self.device, self.dtype)
+
+    @property
+    def head_weight(self) -> Weight:
+        """The embedding, where the two are tied."""
+        if self.skeleton.config.tie_word_embeddings:
+            return self._weight(f"{self.root}embed_tokens.weight")
+        return self._weight(f"{self.root.removesuffix('model.')}lm_head.weight")
+
+    @torch.no_grad()
+    def logits(self, hidden_TH: Tensor) -> Tensor:
+        """float32 [T, V] of the states behind the last layer."""
+        normed_TH = self.normed(hidden_TH)
+        logits_TV = torch.empty(len(hidden_TH), self.vocabulary)
+        for first, block in self.head_blocks():
+            logits_TV[:, first : first + len(block)] = F.linear(normed_TH, block)
+        return logits_TV
+
+    def _experts(self, name: str, module: nn.Module) -> ExpertWeights | None:
+        block: Any = module.mlp
+        if not hasattr(block, "experts"):
+            return None
+        gate, up, down = self.family.expert_dims
+        prefix = f"{name}.mlp.experts"
+        weights = tuple(
+            {
+                part: self._weight(f"{prefix}.{number}.{leaf}.weight")
+                for part, leaf in (("gate", gate), ("up", up), ("down", down))
+            }
+            for number in range(block.experts.num_experts)
+        )
+        return ExpertWeights(name=prefix, weights=weights, activation=block.experts.act_fn)
+
+    def _weight(self, name: str) -> Weight:
+        found = self.binding.weights.get(name)
+        if found is None:
+            raise SourceError("is missing", tensor=name, remedy="download the checkpoint again")
+        return found
+
+    def _dtype_of(self, inner: str) -> torch.dtype:
+        kept = getattr(self.skeleton, "_keep_in_fp32_modules_strict", None) or ()
+        return torch.float32 if any(part in inner for part in kept) else self.dtype
+
+    def _arguments(self, index: int, num_sequences: int, length: int) -> Mapping[str, Any]:
+        key = (num_sequences, length)
+        if key not in self._calls:
+            self._calls = {key: self._record_calls(num_sequences, length)}  # masks are large: one shape at a time
+        return self._calls[key][index]
+
+    def _record_calls(self, num_sequences: int, length: int) -> list[Mapping[str, Any]]:
+        """How transformers' own forward calls each layer: masks, rotary tables, positions."""
+        body = self.skeleton.model
+        layers, body.layers = body.layers, nn.ModuleList(_Call() for _ in body.layers)
+        body.rotary_emb.to(self.device)
+        norm, body.norm = body.norm, nn.Identity()
+        try:
+            with torch.no_grad():
+                empty = torch.zeros(num_sequences, length, self.hidden_size, device=self.device, dtype=self.dtype)
+                body(inputs_embeds=empty, use_cache=False)
+            return [call.options for call in body.layers]
+        finally:
+            body.layers, body.norm = layers, norm
+
+
+class _Call(nn.Module):
+    """Stands where a layer was and keeps how it is called."""
+
+    def forward(self, hidden: Tensor, **options: Any) -> Any:
+        self.options = options
+        return (hidden, None) if "prev_topk_indices" in options else hidden
+
+
+def open_model(
+    checkpoint: Checkpoint, family: Family, *, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> StreamedModel:
+    """A model to be run layer by layer. Raises SourceError for architectures that are not supported."""
+    form = source_form(checkpoint.quantization)
+    return StreamedModel(
+        checkpoint=checkpoint,
+        family=family,
+        binding=bind_weights(checkpoint.tensors, form, family.fused_experts),
+        skeleton=build_skeleton(family.text_config(checkpoint.config)),
+        device=torch.device(device),
+        dtype=dtype,
+    )
+
+
+def _slots(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What a checkpoint must hold for a module."""
+    yield from module.state_dict(keep_vars=True).items()
+
+
+def _fill(module: nn.Module, name: str, value: Tensor) -> None:
+    owner_name, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(owner_name)
+    if leaf in owner._parameters:
+        owner._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+    else:
+        owner._buffers[leaf] = value

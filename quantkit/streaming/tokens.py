@@ -1,0 +1,114 @@
+"""The token sequences that a model is run over: from a file of ids, or from a text. Legend: N sequences, S tokens."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quantkit.checkpoint.header import read_header
+from quantkit.checkpoint.reader import read_tensor
+from quantkit.errors import SourceError, UsageError
+from quantkit.tensors import I64
+
+LEAST_LENGTH = 2  # a token, and one to be told from it
+_IDS = "input_ids"
+_MAKE_TOKENS = "make a safetensors file with input_ids, I64 [sequences, length], and give it with --tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """``ids_NS``: int64, all within the vocabulary."""
+
+    ids_NS: NDArray[np.int64]
+
+    @property
+    def sha256(self) -> str:
+        """Of shape and ids."""
+        begin = f"{list(self.ids_NS.shape)}\n".encode()
+        return hashlib.sha256(begin + np.ascontiguousarray(self.ids_NS, dtype="<i8").tobytes()).hexdigest()
+
+    @property
+    def ids(self) -> Tensor:
+        return torch.from_numpy(self.ids_NS)
+
+
+def read_tokens(path: Path, *, vocabulary: int, sequences: int | None = None) -> Tokens:
+    """``input_ids`` of a safetensors file, the first ``sequences`` of them.
+
+    Raises SourceError for another file, a shape that cannot be meant and ids beyond the vocabulary.
+    """
+    found = [tensor for tensor in read_header(path).tensors if tensor.name == _IDS]
+    if not found or found[0].spec.dtype != I64 or len(found[0].spec.shape) != 2:
+        what = f"holds {found[0].spec}" if found else "is missing"
+        raise SourceError(what, tensor=_IDS, file=path, remedy="store it as I64 [sequences, length]")
+    ids_NS = np.asarray(read_tensor(found[0]), dtype=np.int64)[:sequences]
+    return _checked(ids_NS, path, vocabulary)
+
+
+def tokenize(path: Path, model: Path, *, vocabulary: int, length: int, sequences: int | None = None) -> Tokens:
+    """A text cut into windows of ``length`` tokens, by the tokenizer beside the model; what is left over is dropped.
+
+    No special tokens are added. Raises SourceError for a text too short, or a tokenizer that transformers cannot
+    build without the checkpoint's own code.
+    """
+    if length < LEAST_LENGTH:
+        raise UsageError(f"--length {length} is too short", remedy=f"give at least {LEAST_LENGTH}")
+    ids = np.asarray(_encode(_read_text(path), model), dtype=np.int64)
+    num_windows = len(ids) // length
+    if sequences is not None:
+        num_windows = min(num_windows, sequences)
+    if not num_windows:
+        raise SourceError(
+            f"has {len(ids)} tokens, fewer than one sequence of {length}", file=path, remedy="give a longer text"
+        )
+    return _checked(ids[: num_windows * length].reshape(num_windows, length), path, vocabulary)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SourceError(f"cannot be read ({error.strerror})", file=path, remedy="check the path") from error
+    except UnicodeDecodeError as error:
+        raise SourceError(f"is not UTF-8 text ({error})", file=path, remedy="give a text file") from error
+
+
+def _encode(text: str, model: Path) -> list[int]:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SourceError(
+            f"has no tokenizer that transformers builds without its own code ({reason})",
+            file=model,
+            remedy=_MAKE_TOKENS,
+        ) from error
+    return list(ids)
+
+
+def _checked(ids_NS: NDArray[np.int64], path: Path, vocabulary: int) -> Tokens:
+    num_sequences, length = ids_NS.shape
+    if not num_sequences or length < LEAST_LENGTH:
+        raise SourceError(
+            f"holds {num_sequences} sequences of {length} tokens",
+            tensor=_IDS,
+            file=path,
+            remedy=f"give at least one of {LEAST_LENGTH}",
+        )
+    wrong_NS = (ids_NS < 0) | (ids_NS >= vocabulary)
+    if wrong_NS.any():
+        sequence, token = np.argwhere(wrong_NS)[0]
+        raise SourceError(
+            f"holds token {ids_NS[sequence, token]} at [{sequence}, {token}], the vocabulary has {vocabulary:,}",
+            tensor=_IDS,
+            file=path,
+            remedy="tokenize with the tokenizer of this model",
+        )
+    return Tokens(ids_NS=ids_NS)

@@ -113,6 +113,7 @@ class ExpertWeights:
             if visit is not None:
                 visit(one)
             _add_answers(one, into_TC, observer)
+            del one, weights  # before the one after the next is loaded
 
     def _load(self, number: int, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         return {part: decode_weight(one).to(device, dtype) for part, one in self.weights[number].items()}

@@ -21,6 +21,7 @@ LAYERS = [
     {"plan", "streaming"},
     {"verify", "calibrate"},
     {"convert", "serving"},
+    {"gptq"},
     {"cli"},
 ]
 RUN_MODELS = {"streaming", "calibrate", "evaluate", "gptq"}

@@ -5,6 +5,7 @@ from quantkit.transcode.kernels import COMPOSED, FUSED_CPU, Kernels, Quantized, 
 from quantkit.transcode.native import has_row_blocks, read_words
 from quantkit.transcode.recover import recover_rows
 from quantkit.transcode.rows import Rows, check_copied, read_rows
+from quantkit.transcode.searched import search_values
 
 __all__ = [
     "ALL_GPUS",
@@ -24,4 +25,5 @@ __all__ = [
     "read_rows",
     "read_words",
     "recover_rows",
+    "search_values",
 ]

@@ -1,0 +1,6 @@
+"""GPTQ: INT4 that makes the outputs of a module right for the inputs that calibration saw, one weight at a time."""
+
+from quantkit.gptq.factor import DAMPING, Factor, blend, factorize
+from quantkit.gptq.quantize import Calibrated, quantize_gptq
+
+__all__ = ["DAMPING", "Calibrated", "Factor", "blend", "factorize", "quantize_gptq"]

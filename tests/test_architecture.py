@@ -20,7 +20,7 @@ LAYERS = [
     {"transcode", "sources", "memory"},
     {"plan"},
     {"verify"},
-    {"convert", "serving"},
+    {"convert", "serving", "kv_scales"},
     {"cli"},
 ]
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}

@@ -46,8 +46,8 @@ def test_rounding_is_that_of_torch_for_many_values():
 @pytest.mark.parametrize("tail", [False, True])
 @pytest.mark.parametrize("scale", [1.0, 0.25, 0.0137])
 def test_a_histogram_tells_what_the_values_tell(sigma, tail, scale):
-    """Within 2 % where nothing is clipped: in an eighth of an octave a smooth density is even to about 1 %, and 200,000
-    values know their mean square error to 1 %. Where the tail is clipped its density falls by half within a bin, and the
+    """Within 2 % where nothing is clipped: in an eighth of an octave a smooth density is even to about 1 %, and 2e5
+    values know their mean square error to 1 %. Where the tail is clipped its density falls by half in a bin, and the
     square of what is cut off is told to 5 %; how much is clipped, to the one bin in which that begins.
     """
     generator = np.random.default_rng(1)

@@ -55,8 +55,7 @@ def write_checkpoint(checkpoint: Checkpoint, family: Family, report: KvScaleRepo
     with OutputDirectory(target) as output:
         _check_ours(output)
         output.start_over()
-        with named_errors(output.work / RUN_NAME):
-            write_json(output.work / RUN_NAME, _RUN)
+        _begin_run(output.work)
         _link_files(checkpoint.directory, output.directory, manifest.output_files)
         with named_errors(output.directory / SHARD_NAME):
             write_tensors(output.directory / SHARD_NAME, tensors, {})
@@ -69,6 +68,14 @@ def write_checkpoint(checkpoint: Checkpoint, family: Family, report: KvScaleRepo
             write_json(output.directory / MANIFEST_NAME, _manifest(report, manifest, records))
         _verify(output.directory, family, manifest)
         output.put_in_place()
+
+
+def _begin_run(work: Path) -> None:
+    """By this a copy that was cut behind its rename is known, and one before it is told from a conversion."""
+    draft = work / f"{RUN_NAME}.draft"
+    with named_errors(draft):
+        write_json(draft, _RUN)
+        draft.rename(work / RUN_NAME)
 
 
 def _check_ours(output: OutputDirectory) -> None:

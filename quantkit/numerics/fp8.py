@@ -59,7 +59,8 @@ def round_e4m3(values: NDArray[np.float64]) -> NDArray[np.float64]:
     # four bits of significand; below 2**-6 the step stays that of the subnormals
     step_exponent = np.maximum(exponent - 1, E4M3_MIN_EXPONENT) - 3
     rounded = np.ldexp(np.rint(np.ldexp(values, -step_exponent)), step_exponent)
-    return np.clip(rounded, -E4M3_MAX, E4M3_MAX)
+    clipped: NDArray[np.float64] = np.clip(rounded, -E4M3_MAX, E4M3_MAX)
+    return clipped
 
 
 def decode_e8m0(exponents: NDArray[np.uint8]) -> Float32:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from quantkit.checkpoint.file_names import MANIFEST_NAME
 from quantkit.checkpoint.source import quantization_section
 from quantkit.errors import VerificationError
-from quantkit.integrity.manifest import MANIFEST_NAME
 from quantkit.plan.plan import Plan, PlannedShard
 from quantkit.tensors import F32, TensorSpec
 

@@ -6,6 +6,7 @@ from typing import Annotated, Optional
 import typer
 
 from quantkit.cli import options as opt
+from quantkit.engines.parallel import MOST_GPUS
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +39,7 @@ def kv_scales(
     ] = None,
     tp: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--tp", min=1, metavar="N", help="Ranks that --format sglang holds a map for."),
+        typer.Option("--tp", min=1, max=MOST_GPUS, metavar="N", help="Ranks that --format sglang holds a map for."),
     ] = None,
     output: Annotated[
         Optional[Path],  # noqa: UP045

@@ -90,10 +90,10 @@ class KvScaleReport:
     @property
     def why_not_written(self) -> str:
         """Why scales stay unwritten without ``--force``; empty where they do not."""
+        if not self.is_useful:
+            return "KV scales do nothing here, as no backend that an engine takes by itself uses them"
         if self.method is None:
             return "there are no scales: give --stats FILE, or --method unit for 1.0"
-        if not self.is_useful:
-            return "no backend that an engine takes by itself uses them"
         harmful = [f"{row.engine} {row.backend}" for row in self.rows if row.use is KvUse.HARMFUL]
         return f"they make attention wrong in {', '.join(harmful)}" if harmful and not self.is_unit else ""
 

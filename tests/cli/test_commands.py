@@ -85,6 +85,7 @@ def test_plain_text_names_what_matters(tiny_checkpoint, tmp_path):
         ("convert nosuch", 2),
         ("memory-plan nosuch", 2),
         ("serve-plan nosuch", 2),
+        ("kv-scales nosuch", 2),
         ("recipes nosuch", 2),
         ("verify empty --source nosuch", 2),
         ("plan glm-5.2 --recipe nosuch.yaml", 2),
@@ -96,6 +97,8 @@ def test_plain_text_names_what_matters(tiny_checkpoint, tmp_path):
         ("convert ./nosuch -o out", 3),
         ("memory-plan ./nosuch", 3),
         ("serve-plan ./nosuch", 3),
+        ("kv-scales ./nosuch", 3),
+        ("kv-scales empty", 3),
         ("serve-plan empty", 3),
         ("memory-plan nosuch.json", 3),
         ("memory-plan file", 3),
@@ -304,7 +307,15 @@ def test_partial_directory_of_a_killed_run_is_replaced(tiny_checkpoint, tmp_path
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["recipes"], ["convert", "--help"], ["serve-plan", "--help"], ["gate", "--help"], ["--version"]],
+    [
+        ["--help"],
+        ["recipes"],
+        ["convert", "--help"],
+        ["serve-plan", "--help"],
+        ["gate", "--help"],
+        ["kv-scales", "--help"],
+        ["--version"],
+    ],
 )
 def test_help_and_recipes_import_nothing_heavy(arguments):
     code = (
@@ -323,7 +334,18 @@ def test_help_and_recipes_import_nothing_heavy(arguments):
 
 
 def test_every_command_has_help_with_an_example():
-    commands = ["convert", "plan", "verify", "inspect", "card", "memory-plan", "serve-plan", "gate", "recipes"]
+    commands = [
+        "convert",
+        "plan",
+        "verify",
+        "inspect",
+        "card",
+        "kv-scales",
+        "memory-plan",
+        "serve-plan",
+        "gate",
+        "recipes",
+    ]
     assert all(command in run("--help").stdout for command in commands)
     for command in commands:
         assert "Example: quantkit " + command in run(command, "--help").stdout
@@ -341,6 +363,7 @@ def test_options_are_frozen():
         "inspect",
         "relayout",
         "card",
+        "kv-scales",
         "memory-plan",
         "serve-plan",
         "gate",

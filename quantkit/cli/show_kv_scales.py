@@ -9,7 +9,10 @@ from quantkit.kv_scales.run import KvScaleResult
 from quantkit.numerics.fp8 import E4M3_MAX
 
 _MOST_ROWS = 8
-_FP8_DTYPE = "a kv_cache_scheme in the config makes --kv-cache-dtype auto FP8, in SGLang but for sparse attention"
+_FP8_DTYPE = (
+    "a kv_cache_scheme in the config makes the KV dtype auto FP8, in SGLang but for sparse attention, also where scales "
+    "are ignored: where 1.0 clips, name --kv-cache-dtype bfloat16 there"
+)
 
 
 def show_kv_scales(result: KvScaleResult, *, as_json: bool) -> None:

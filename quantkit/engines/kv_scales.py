@@ -25,7 +25,6 @@ STATIC_KV_SCHEME: Mapping[str, Any] = {
 
 _LATENT_NAMES = re.compile(r"self_attn\.(?:k_proj\.k_scale|v_proj\.v_scale|attn_mqa\.[kv]_scale)$")
 _LITE_NAMES = re.compile(r"self_attn\.attn_mqa\.[kv]_scale$")  # its loader garbles the other two
-_GROUPED_NAMES = re.compile(r"self_attn\.attn\.[kv]_scale$")
 _SPARSE = frozenset({"glm_moe_dsa", "deepseek_v32"})
 _LATENT = _SPARSE | {"deepseek_v3", "kimi_k25", "glm4_moe_lite"}
 _MODULE = "self_attn (KV scales)"
@@ -45,8 +44,10 @@ def kv_scale_verdicts(
         if family in _LATENT:
             yield _said(Outcome.LOADS, "vLLM drops KV scales of latent attention: 1.0 is taken", first)
         return
-    pattern = _LITE_NAMES if family == "glm4_moe_lite" else _LATENT_NAMES if family in _LATENT else _GROUPED_NAMES
-    if not _is_static(section.kv_cache) or pattern.search(first) is None:
+    names_read = _LITE_NAMES if family == "glm4_moe_lite" else _LATENT_NAMES
+    # attention with heads is built without the quantization config there, and has no parameter for them
+    is_read = family in _LATENT and _is_static(section.kv_cache) and names_read.search(first) is not None
+    if not is_read:
         yield _said(Outcome.LOADS, "SGLang passes these KV scales over: 1.0 is taken", first)
     elif family in _SPARSE:
         message = (
@@ -54,7 +55,7 @@ def kv_scale_verdicts(
             "which multiplies by them where it reads and does not divide where it writes"
         )
         yield _said(Outcome.FLAG, message, first, "leave the scales out")
-    elif family in _LATENT:
+    else:
         message = (
             "a KV scale other than 1 is multiplied when flashmla or trtllm_mla reads, and not divided by when it writes"
         )

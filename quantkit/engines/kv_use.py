@@ -130,7 +130,9 @@ READS_SCALE_FILE = frozenset(
     {"llama", "qwen2", "qwen3", "mimo", "mimo_v2", "glm4", "opt", "exaone4", "arcee", "solar", "apertus"}
 )
 """``model_type`` of the models that SGLang hands ``--quantization-param-path`` to."""
-_RENAMED_BY_SGLANG = frozenset({"llama", "qwen3", "exaone4", "arcee", "apertus"})  # self_attn.k_scale is found
+_READ_BY_SGLANG = frozenset({"llama", "exaone4", "arcee", "apertus"})
+# whose attention SGLang builds without the quantization config: whatever the name, there is no parameter to load
+_WITHOUT_SCALES = frozenset({"glm4_moe", "qwen3_moe", "qwen3"})
 
 
 def kv_use(scales: KvScales) -> tuple[KvUseRow, ...]:
@@ -167,11 +169,13 @@ def _at_sglang(scales: KvScales) -> tuple[KvUse, str] | None:
         return KvUse.IGNORED, "w4afp8 gives attention no scales"
     if scales.scope == "head":
         return KvUse.IGNORED, "a scheme with scales per head is logged and passed over: 1.0"
+    if {scales.family, scales.model_type} & _WITHOUT_SCALES:
+        return KvUse.IGNORED, "this model's attention is built without a place for scales: 1.0"
     if scales.family == "generic":
-        is_read = scales.model_type in _RENAMED_BY_SGLANG and is_grouped
+        is_read = scales.model_type in _READ_BY_SGLANG and is_grouped
         return None if is_read else (KvUse.UNKNOWN, "which names this model's loader knows is not stated here")
-    is_lost = scales.spelling == "modelopt" and (is_grouped or scales.family == "glm4_moe_lite")
-    return (KvUse.IGNORED, "the loader passes these names over in silence: 1.0") if is_lost else None
+    is_lost = scales.spelling == "modelopt" and scales.family == "glm4_moe_lite"
+    return (KvUse.IGNORED, "the loader garbles these names: 1.0") if is_lost else None
 
 
 def _at_vllm(scales: KvScales) -> tuple[KvUse, str] | None:

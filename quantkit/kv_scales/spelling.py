@@ -1,8 +1,8 @@
 """Names, shapes and config sections of KV scales, as each consumer reads them.
 
-Engines do not agree, and neither do models of one engine: SGLang takes ``self_attn.attn.k_scale`` of grouped-query
-experts' models as it stands, ``self_attn.attn_mqa.k_scale`` of latent attention, and finds llm-compressor's
-``self_attn.k_scale`` only in models that rename; vLLM takes all of these for grouped-query attention.
+Engines do not agree, and neither do models of one engine. With heads, vLLM and those models of SGLang that take scales
+at all find llm-compressor's ``self_attn.k_scale``; with latent attention every model of SGLang takes
+``self_attn.attn_mqa.k_scale`` as it stands, while its loaders garble or drop the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,8 +46,7 @@ def _leaves(kind: KvScales) -> tuple[str, str]:
         return f"k_proj.{KEY_LEAF}", f"v_proj.{VALUE_LEAF}"
     if kind.attention is not Attention.GROUPED:
         return f"attn_mqa.{KEY_LEAF}", f"attn_mqa.{VALUE_LEAF}"
-    inner = "" if kind.family == "generic" else "attn."
-    return inner + KEY_LEAF, inner + VALUE_LEAF
+    return KEY_LEAF, VALUE_LEAF
 
 
 def config_section(kind: KvScales) -> dict[str, Any]:

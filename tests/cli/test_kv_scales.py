@@ -28,7 +28,7 @@ def test_scales_of_heads_are_written_beside_the_checkpoint(heads, tmp_path):
     assert made["statistics"]["tokens"] == "3000"
     tensors = load_file(tmp_path / "source-kv-scales.safetensors")
     for layer in made["layers"]:
-        assert tensors[f"{layer['module']}.attn.k_scale"].tolist() == layer["k_scale"]
+        assert tensors[f"{layer['module']}.k_scale"].tolist() == layer["k_scale"]
         assert layer["k_scale"][0] == pytest.approx(layer["parts"][0]["largest"] / 448)
     again = run("kv-scales", source, "--stats", statistics, cwd=tmp_path)
     assert again.returncode == 2
@@ -40,7 +40,7 @@ def test_the_tables_name_engines_and_the_worst_layer_first(heads, tmp_path):
     text = run(
         "kv-scales", source, "--stats", statistics, "--method", "mse", "-o", "x.safetensors", cwd=tmp_path
     ).stdout
-    assert re.search(r"sglang +fa3 +yes +used", text)
+    assert re.search(r"sglang +fa3 +yes +ignored", text)
     assert re.search(r"vllm +FLASH_ATTN +yes +used", text)
     assert text.index("\n      1  k ") < text.index("\n      0  k ") < text.index("\n      1  v ")
     assert "relative error, mean of 2 layers: k 0." in text

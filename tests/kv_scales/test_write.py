@@ -45,10 +45,10 @@ def into(output, statistics, target):
 @pytest.mark.parametrize(
     ("request_", "leaves", "shape", "section"),
     [
-        ({}, ("attn.k_scale", "attn.v_scale"), (1,), {"kv_cache_scheme": STATIC}),
+        ({}, ("k_scale", "v_scale"), (1,), {"kv_cache_scheme": STATIC}),
         (
             {"scope": "head"},
-            ("attn.k_scale", "attn.v_scale"),
+            ("k_scale", "v_scale"),
             (2, 1, 1),
             {"kv_cache_scheme": STATIC | {"strategy": "attn_head"}},
         ),
@@ -148,8 +148,8 @@ def test_a_copy_of_the_output_holds_the_scales_and_is_verified(converted, tmp_pa
     assert directory_bytes(output) == before
     tensors, plain = load_output(tmp_path / "kv"), load_output(output)
     added = {name: one for name, one in tensors.items() if name not in plain}
-    assert sorted(added) == [f"model.layers.{n}.self_attn.attn.{leaf}_scale" for n in (0, 1) for leaf in "kv"]
-    assert added["model.layers.1.self_attn.attn.k_scale"].tolist() == result.report.layers[1].scales.k.tolist()
+    assert sorted(added) == [f"model.layers.{n}.self_attn.{leaf}_scale" for n in (0, 1) for leaf in "kv"]
+    assert added["model.layers.1.self_attn.k_scale"].tolist() == result.report.layers[1].scales.k.tolist()
     config = json.loads((tmp_path / "kv" / "config.json").read_text())
     assert config["quantization_config"].pop("kv_cache_scheme") == STATIC
     original = json.loads((output / "config.json").read_text())

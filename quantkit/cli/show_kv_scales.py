@@ -10,8 +10,8 @@ from quantkit.numerics.fp8 import E4M3_MAX
 
 _MOST_ROWS = 8
 _FP8_DTYPE = (
-    "a kv_cache_scheme in the config makes the KV dtype auto FP8, in SGLang but for sparse attention, also where scales "
-    "are ignored: where 1.0 clips, name --kv-cache-dtype bfloat16 there"
+    "a kv_cache_scheme in the config makes the KV dtype auto FP8, in SGLang but for sparse attention, also where "
+    "scales are ignored: where 1.0 clips, name --kv-cache-dtype bfloat16 there"
 )
 
 

@@ -2,7 +2,7 @@
 
 from quantkit.cli import render
 from quantkit.cli.kv_scales_document import kv_scales_document
-from quantkit.engines.kv_use import Attention
+from quantkit.engines.kv_use import Attention, KvUse
 from quantkit.engines.parallel import ENGINE_VERSIONS
 from quantkit.kv_scales.make import KvScaleReport, PartReport
 from quantkit.kv_scales.run import KvScaleResult
@@ -38,6 +38,9 @@ def show_kv_scales(result: KvScaleResult, *, as_json: bool) -> None:
         render.show_line(f"nothing is written: {result.why_not}")
         return
     render.show_line(f"written: {result.written}")
+    harmful = [f"{row.engine} {row.backend}" for row in report.rows if row.use is KvUse.HARMFUL]
+    if harmful and not report.is_unit:
+        render.show_notes("warning", [f"these scales make attention wrong in {', '.join(harmful)}"])
     if kind.spelling == "compressed-tensors":
         render.show_notes("note", [_FP8_DTYPE])
 

@@ -128,6 +128,7 @@ def blocks() -> dict[str, Callable[[], str]]:
         "plan": lambda: session(("plan", source, "--to", "int4", "--jobs", "2")),
         "convert": lambda: session(("convert", source, "--to", "int4", "-o", output)),
         "verify": lambda: session(("verify", output, "--source", source)),
+        "kv scales": lambda: session(("kv-scales", source)),
         "inspect": lambda: session(("inspect", output)),
         "memory plan": lambda: session(("memory-plan", "glm-5.2", "--to", "int4", "--tp", "8", *MEMORY_OPTIONS)),
         "memory comparison": lambda: session(

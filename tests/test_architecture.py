@@ -20,7 +20,7 @@ LAYERS = [
     {"transcode", "sources", "memory"},
     {"plan", "streaming"},
     {"verify", "calibrate"},
-    {"convert", "serving"},
+    {"convert", "serving", "kv_scales"},
     {"gptq"},
     {"cli"},
 ]

@@ -19,6 +19,7 @@ from quantkit.cli import (
     convert,
     gate,
     inspect,
+    kv_scales,
     memory_plan,
     plan,
     recipes,
@@ -56,7 +57,21 @@ def _root(
     pass
 
 
-for _module in (convert, plan, verify, inspect, relayout, card, memory_plan, serve_plan, calibrate, gate, recipes):
+_COMMANDS = (
+    convert,
+    plan,
+    verify,
+    inspect,
+    relayout,
+    card,
+    memory_plan,
+    serve_plan,
+    calibrate,
+    kv_scales,
+    gate,
+    recipes,
+)
+for _module in _COMMANDS:
     _module.register(app)
 
 

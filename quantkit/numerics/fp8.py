@@ -13,6 +13,9 @@ Float32 = NDArray[np.float32]
 E4M3_UNIT = 2.0**-9
 """The value of one step of ``E4M3_INTS``: the smallest subnormal."""
 
+E4M3_MAX = 448.0
+E4M3_MIN_EXPONENT = -6  # of the normal numbers
+
 _SCAN_BYTES = 1 << 16  # stays in the second-level cache
 
 
@@ -48,6 +51,16 @@ def first_nan(codes_RC: Codes) -> tuple[int, int] | None:
 def decode_e4m3(codes: Codes) -> Float32:
     """The exact value of each code; NaN for the two NaN codes."""
     return _E4M3_VALUES[codes]
+
+
+def round_e4m3(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The nearest E4M3 value, ties to even; beyond 448 it is 448."""
+    _, exponent = np.frexp(values)
+    # four bits of significand; below 2**-6 the step stays that of the subnormals
+    step_exponent = np.maximum(exponent - 1, E4M3_MIN_EXPONENT) - 3
+    rounded = np.ldexp(np.rint(np.ldexp(values, -step_exponent)), step_exponent)
+    clipped: NDArray[np.float64] = np.clip(rounded, -E4M3_MAX, E4M3_MAX)
+    return clipped
 
 
 def decode_e8m0(exponents: NDArray[np.uint8]) -> Float32:

@@ -15,6 +15,7 @@ from quantkit.verify.report import Finding
 from quantkit.weights.binding import bind_weights
 from quantkit.weights.completeness import check_complete
 from quantkit.weights.source_form import source_form
+from quantkit.weights.stored_kv_scales import stored_kv_scales
 
 
 def check_files(directory: Path, records: Mapping[str, FileRecord]) -> Iterator[Finding]:
@@ -86,12 +87,16 @@ def check_specs(checkpoint: Checkpoint, plan: Plan) -> Iterator[Finding]:
 def check_contract(
     checkpoint: Checkpoint, family: Family, *, allow_incomplete: bool, is_partial: bool = False
 ) -> Iterator[Finding]:
-    """Every weight that the family expects is there, and the config says of each how it is stored."""
+    """Every weight that the family expects is there, the config says of each how it is stored, KV scales are scales."""
     try:
         form = source_form(checkpoint.quantization)
         binding = bind_weights(checkpoint.tensors, form, family.fused_experts)
         check_complete(family, checkpoint, binding, allow_incomplete=allow_incomplete or is_partial)
+        kv_scales = list(stored_kv_scales(checkpoint.tensors))
     except QuantkitError as error:
         yield Finding.of("config and tensors", error)
         return
-    yield from check_config(checkpoint.quantization, binding, family, is_partial=is_partial)
+    section = dict(checkpoint.quantization)
+    if kv_scales:  # which answer it
+        section.pop("kv_cache_scheme", None)
+    yield from check_config(section, binding, family, is_partial=is_partial)

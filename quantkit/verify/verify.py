@@ -19,6 +19,7 @@ from quantkit.recipe import Recipe, parse_recipe
 from quantkit.threads import ReportProgress
 from quantkit.verify.compare import Comparison, compare_with_source
 from quantkit.verify.hashes import check_hashes
+from quantkit.verify.kv_scales import with_kv_scales
 from quantkit.verify.loading import check_loading, loading_findings
 from quantkit.verify.report import Finding, VerifyReport, first_findings
 from quantkit.verify.structure import check_contract, check_files, check_specs, open_output
@@ -90,7 +91,7 @@ def verify_output(
     if source is None or not report.is_good:
         return report
     report = replace(report, checks=(*report.checks, "plan" if is_fast else "source shards"))
-    plan = origin.plan(source)
+    plan = with_kv_scales(origin.plan(source), manifest.document)
     if not is_fast:
         shards = plan.checkpoint.shards
         records = {shard.name: manifest.source_shards.get(shard.name, _UNRECORDED) for shard in shards}

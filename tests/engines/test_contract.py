@@ -383,13 +383,14 @@ STATIC_KV = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": 
 @pytest.mark.parametrize(
     ("model_type", "leaf", "scheme", "sglang", "vllm"),
     [
-        ("deepseek_v3", "k_proj.k_scale", STATIC_KV, "flashmla reads", "vLLM drops"),
-        ("deepseek_v3", "attn_mqa.k_scale", STATIC_KV, "flashmla reads", "vLLM drops"),
+        ("deepseek_v3", "k_proj.k_scale", STATIC_KV, "trtllm_mla reads", "vLLM drops"),
+        ("deepseek_v3", "attn_mqa.k_scale", STATIC_KV, "trtllm_mla reads", "vLLM drops"),
         ("deepseek_v3", "k_scale", STATIC_KV, "passes these KV scales over", "vLLM drops"),
         ("deepseek_v3", "k_proj.k_scale", None, "passes these KV scales over", "vLLM drops"),
         ("deepseek_v3", "k_proj.k_scale", STATIC_KV | {"dynamic": True}, "passes these", "vLLM drops"),
         ("glm_moe_dsa", "k_proj.k_scale", STATIC_KV, "never used", "vLLM drops"),
         ("glm4_moe", "k_scale", STATIC_KV, "passes these KV scales over", ""),
+        ("glm4_moe", "attn.k_scale", STATIC_KV, "passes these KV scales over", ""),
         ("deepseek_v3", None, STATIC_KV, "no scale is there", "no scale is there"),
         ("deepseek_v3", None, None, "", ""),
     ],

@@ -1,0 +1,104 @@
+"""Shows scales of a KV cache as JSON or as tables: who would use them, the proof, the layers that lose most."""
+
+from quantkit.cli import render
+from quantkit.cli.kv_scales_document import kv_scales_document
+from quantkit.engines.kv_use import Attention, KvUse
+from quantkit.engines.parallel import ENGINE_VERSIONS
+from quantkit.kv_scales.make import KvScaleReport, PartReport
+from quantkit.kv_scales.run import KvScaleResult
+from quantkit.numerics.fp8 import E4M3_MAX
+
+_MOST_ROWS = 8
+_FP8_DTYPE = (
+    "a kv_cache_scheme in the config makes the KV dtype auto FP8, in SGLang but for sparse attention, also where "
+    "scales are ignored: where 1.0 clips, name --kv-cache-dtype bfloat16 there"
+)
+
+
+def show_kv_scales(result: KvScaleResult, *, as_json: bool) -> None:
+    """The table of verdicts first: what follows matters as far as it goes."""
+    if as_json:
+        render.show_json(kv_scales_document(result))
+        return
+    report = result.report
+    kind = report.kind
+    versions = ", ".join(f"{name} {version}" for name, version in ENGINE_VERSIONS.items())
+    render.show_table(
+        f"KV scales of {result.name}: {kind.attention.value}, {report.num_layers} layers, names of {kind.spelling} "
+        f"({versions})",
+        ["engine", "attention backend", "default", "KV scales", "why"],
+        [[row.engine, row.backend, "yes" if row.is_default else "", row.use.value, row.why] for row in report.rows],
+    )
+    _show_bounds(report)
+    _show_errors(report)
+    if report.stored:
+        least, largest = min(one.least for one in report.stored), max(one.largest for one in report.stored)
+        render.show_line(f"stored already: {len(report.stored)} scales, {least:.4g} to {largest:.4g}")
+    if result.written is None:
+        render.show_line(f"nothing is written: {result.why_not}")
+        return
+    render.show_line(f"written: {result.written}")
+    harmful = [f"{row.engine} {row.backend}" for row in report.rows if row.use is KvUse.HARMFUL]
+    if harmful and not report.is_unit:
+        render.show_notes("warning", [f"these scales make attention wrong in {', '.join(harmful)}"])
+    if kind.spelling == "compressed-tensors":
+        render.show_notes("note", [_FP8_DTYPE])
+
+
+def _show_bounds(report: KvScaleReport) -> None:
+    if not report.bounds:
+        return
+    worst = sorted(report.bounds, key=lambda one: (-one.bound, one.layer))
+    render.show_table(
+        "Bound of the latent from its norm's gains, largest first",
+        ["layer", "largest gain", "bound", "at scale 1.0"],
+        [
+            [str(one.layer), f"{one.gain:.4g}", f"{one.bound:.4g}", "cannot clip" if one.is_safe else "not proven"]
+            for one in worst[:_MOST_ROWS]
+        ],
+    )
+    safe = sum(one.is_safe for one in report.bounds)
+    render.show_line(
+        f"proven without data: at scale 1.0 the latent cannot be clipped (it stays within {E4M3_MAX:g}) in {safe} of "
+        f"{len(report.bounds)} layers"
+    )
+    render.show_line(_of_rope(report))
+
+
+def _of_rope(report: KvScaleReport) -> str:
+    if report.kind.attention is Attention.SPARSE:
+        return "the rope part has no norm: packed rows keep it in BF16; in flat FP8 rows only data bounds it (--stats)"
+    return "the rope part has no norm: only data bounds it (--stats)"
+
+
+def _show_errors(report: KvScaleReport) -> None:
+    parts = [(one.scales.layer, part) for one in report.layers for part in one.parts]
+    if not parts:
+        return
+    worst = sorted(parts, key=lambda one: (-one[1].at_unit.clipped_fraction, -one[1].at_unit.relative, one[0]))
+    render.show_table(
+        f"FP8 storage by {report.method}, per {report.kind.scope}; layers that lose most at scale 1.0 first",
+        ["layer", "part", "largest", "scale", "clipped at 1.0", "error at 1.0", "clipped", "error"],
+        [_error_row(layer, part) for layer, part in worst[:_MOST_ROWS]],
+    )
+    means = [
+        f"{name} {sum(part.at_unit.relative for part in of_name) / len(of_name):.4f} at 1.0, "
+        f"{sum(part.at_scale.relative for part in of_name) / len(of_name):.4f} at the scales"
+        for name in dict.fromkeys(part.part for _, part in parts)
+        if (of_name := [part for _, part in parts if part.part == name])
+    ]
+    render.show_line(f"relative error, mean of {report.num_layers} layers: {'; '.join(means)}")
+
+
+def _error_row(layer: int, part: PartReport) -> list[str]:
+    low, high = float(part.scales.min()), float(part.scales.max())
+    return [
+        str(layer),
+        part.part,
+        f"{part.absmax:.4g}",
+        f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}",
+        f"{part.at_unit.clipped_fraction:.2e}",
+        f"{part.at_unit.relative:.4f}",
+        f"{part.at_scale.clipped_fraction:.2e}",
+        f"{part.at_scale.relative:.4f}",
+    ]

@@ -1,0 +1,140 @@
+"""An output of ours once more, with KV scales in it: a directory of its own, which appears whole or not at all.
+
+Nothing that was published is touched. Files that do not change are hard links where the file system has them, so that
+the copy of half a terabyte takes a moment and no room; scales lie in a shard of their own, and index, config and
+manifest are written anew.
+"""
+
+import os
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from quantkit.checkpoint.disk import named_errors
+from quantkit.checkpoint.file_names import CONFIG_NAME, INDEX_NAME, MANIFEST_NAME, RUN_NAME
+from quantkit.checkpoint.json_files import MOST_INDEX_BYTES, read_json
+from quantkit.checkpoint.output import OutputDirectory, check_target
+from quantkit.checkpoint.reader import copy_file
+from quantkit.checkpoint.source import Checkpoint
+from quantkit.errors import UsageError, VerificationError
+from quantkit.families.family import Family
+from quantkit.integrity.manifest import FileRecord, Manifest, read_manifest, record_of, write_json
+from quantkit.kv_scales.make import KvScaleReport, scales_document
+from quantkit.kv_scales.sidecar import write_tensors
+from quantkit.kv_scales.spelling import config_section, scale_tensors
+from quantkit.verify.kv_scales import KEY, added_document, with_section
+from quantkit.verify.structure import check_contract, open_output
+
+SHARD_NAME = "model-kv-scales.safetensors"
+_RUN: Mapping[str, Any] = {"command": "kv-scales"}
+_SIDECAR = "leave --write-to out: a file beside the checkpoint needs no more"
+
+
+def check_checkpoint(checkpoint: Checkpoint, report: KvScaleReport, target: Path) -> None:
+    """Raise UsageError where scales cannot be put into a copy of this checkpoint, or the copy not there."""
+    directory = checkpoint.directory
+    if not (directory / MANIFEST_NAME).is_file():
+        raise UsageError("is no output of quantkit", file=directory, remedy=_SIDECAR)
+    if report.kind.spelling != "compressed-tensors":
+        raise UsageError(f"--format {report.kind.spelling} is not what its config is written in", remedy=_SIDECAR)
+    if report.kind.method != "compressed-tensors":
+        what = report.kind.method or "no quantization"
+        raise UsageError(f"its config declares {what}, which has no place for KV scales", remedy=_SIDECAR)
+    if report.stored:
+        raise UsageError(
+            f"holds KV scales already ({report.stored[0].name})", file=directory, remedy="name the output without them"
+        )
+    check_target(target, directory)
+
+
+def write_checkpoint(checkpoint: Checkpoint, family: Family, report: KvScaleReport, target: Path) -> None:
+    """As ``check_checkpoint`` has allowed. Raises VerificationError where the output is damaged."""
+    manifest = read_manifest(checkpoint.directory)
+    tensors = scale_tensors([one.scales for one in report.layers], report.kind)
+    with OutputDirectory(target) as output:
+        _check_ours(output)
+        output.start_over()
+        _begin_run(output.work)
+        _link_files(checkpoint.directory, output.directory, manifest.output_files)
+        with named_errors(output.directory / SHARD_NAME):
+            write_tensors(output.directory / SHARD_NAME, tensors, {})
+        documents = _documents(checkpoint, report, manifest)
+        for name, document in documents.items():
+            with named_errors(output.directory / name):
+                write_json(output.directory / name, document)
+        records = {name: record_of(output.directory / name) for name in (SHARD_NAME, *documents)}
+        with named_errors(output.directory / MANIFEST_NAME):
+            write_json(output.directory / MANIFEST_NAME, _manifest(report, manifest, records))
+        _verify(output.directory, family, manifest)
+        output.put_in_place()
+
+
+def _begin_run(work: Path) -> None:
+    """By this a copy that was cut behind its rename is known, and one before it is told from a conversion."""
+    draft = work / f"{RUN_NAME}.draft"
+    with named_errors(draft):
+        write_json(draft, _RUN)
+        draft.rename(work / RUN_NAME)
+
+
+def _check_ours(output: OutputDirectory) -> None:
+    """A conversion that was cut may have work of hours in a directory of this name."""
+    run = output.work / RUN_NAME
+    if run.is_file() and read_json(run, what="a run that was begun has it") != _RUN:
+        raise UsageError("holds work of a conversion", file=output.directory, remedy="choose another -o, or remove it")
+
+
+def _link_files(source: Path, target: Path, records: Mapping[str, FileRecord]) -> None:
+    for name, record in records.items():
+        if name in (CONFIG_NAME, INDEX_NAME):
+            continue
+        path = (source / name).resolve()
+        if not path.is_file() or path.stat().st_size != record.file_bytes:
+            raise VerificationError("is not the file that the manifest names", file=name, remedy="run quantkit verify")
+        place = target / name
+        with named_errors(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(path, place)
+            except OSError:  # another file system, or one without links
+                copy_file(path, place)
+
+
+def _documents(checkpoint: Checkpoint, report: KvScaleReport, manifest: Manifest) -> dict[str, Mapping[str, Any]]:
+    index = read_json(checkpoint.directory / INDEX_NAME, what="convert again", most_bytes=MOST_INDEX_BYTES)
+    tensors = scale_tensors([one.scales for one in report.layers], report.kind)
+    weight_map = dict(sorted({**index["weight_map"], **dict.fromkeys(tensors, SHARD_NAME)}.items()))
+    total = checkpoint.num_bytes + sum(array.nbytes for array in tensors.values())
+    return {
+        CONFIG_NAME: with_section(checkpoint.config, config_section(report.kind)),
+        INDEX_NAME: {"metadata": {"total_size": total}, "weight_map": weight_map},
+    }
+
+
+def _manifest(report: KvScaleReport, manifest: Manifest, records: Mapping[str, FileRecord]) -> dict[str, Any]:
+    document: dict[str, Any] = deepcopy(dict(manifest.document))
+    tensors = scale_tensors([one.scales for one in report.layers], report.kind)
+    output = document["output"]
+    output["num_tensors"] += len(tensors)
+    output["tensor_bytes"] += sum(array.nbytes for array in tensors.values())
+    files = {**manifest.output_files, **records}
+    output["files"] = {name: record.document() for name, record in sorted(files.items())}
+    added = added_document(
+        SHARD_NAME, {name: array.shape for name, array in tensors.items()}, config_section(report.kind)
+    )
+    document[KEY] = {**scales_document(report), **added}
+    return document
+
+
+def _verify(directory: Path, family: Family, manifest: Manifest) -> None:
+    checkpoint, findings = open_output(directory)
+    if checkpoint is not None:
+        allowed = bool(manifest.document.get("is_incomplete"))
+        is_partial = manifest.document.get("partial") is not None
+        findings += check_contract(checkpoint, family, allow_incomplete=allowed, is_partial=is_partial)
+    for finding in findings:
+        if finding.is_error:
+            raise VerificationError(
+                finding.message, tensor=finding.tensor, file=finding.file, remedy="run quantkit verify on the output"
+            )

@@ -10,7 +10,9 @@ from quantkit.engines.schemes import kind_of
 from quantkit.engines.tensor_parallel import TpVerdict, legal_tp
 from quantkit.engines.verdicts import EngineReport
 from quantkit.families.family import Role
+from quantkit.importance.open import open_importance
 from quantkit.machine import uncollected
+from quantkit.plan.importance import with_importance
 from quantkit.plan.input_scales import read_input_scales
 from quantkit.plan.limits import Limits
 from quantkit.plan.make import make_plan
@@ -33,6 +35,7 @@ class PlanRequest:
     config: Path | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     stats: Path | None = None  # of the inputs, from calibration
+    importance: Path | None = None  # second moments of the inputs
     engine: EngineName | None = None
     targets: Sequence[str] = ()
     ignore: Sequence[str] = ()
@@ -71,6 +74,8 @@ def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
     )
     if request.only_moves:
         check_moves(plan)
+    if request.importance is not None:
+        plan = with_importance(plan, open_importance(request.importance))
     return resolved, plan if request.limits is None else limited(plan, request.limits)
 
 

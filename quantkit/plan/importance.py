@@ -8,15 +8,14 @@ from enum import StrEnum
 from typing import Any
 
 from quantkit.errors import RecipeError, SourceError
-from quantkit.families import FAMILIES
 from quantkit.importance.file import Entry, ImportanceFile
 from quantkit.importance.moments import MomentReader
 from quantkit.importance.names import Place, places_of
 from quantkit.numerics.shrinkage import PRIOR_TOKENS
 from quantkit.plan.plan import Action, Job, Plan
+from quantkit.plan.same_model import check_model
 from quantkit.weights.binding import Binding
 from quantkit.weights.completeness import text_root
-from quantkit.weights.identity import model_fingerprint
 from quantkit.weights.weight import Weight
 
 _MOST_NAMES = 20  # of a list in documents
@@ -92,7 +91,7 @@ def with_importance(plan: Plan, file: ImportanceFile) -> Plan:
     if not jobs:
         raise RecipeError("nothing becomes INT4 here that importance could weight", remedy="leave --importance out")
     weights = {job.weight.name: job.weight for job in plan.jobs}
-    warnings = _check_model(plan, file, weights)
+    warnings = () if file.model is None else check_model(plan, file.model, file.path)
     places = _places(file, weights)
     _check_shapes(file, weights, places, is_incomplete=plan.is_incomplete)
     made = _importance(file, jobs, places)
@@ -104,25 +103,6 @@ def with_importance(plan: Plan, file: ImportanceFile) -> Plan:
             remedy="give a file of this model",
         )
     return replace(plan, importance=made, warnings=(*plan.warnings, *warnings, *_warnings(made)))
-
-
-def _check_model(plan: Plan, file: ImportanceFile, weights: Mapping[str, Weight]) -> list[str]:
-    """By the fingerprint, where the file has one and the weights are at hand."""
-    if file.model is None:
-        return []
-    if not all(shard.path.is_file() for shard in plan.checkpoint.shards) or plan.checkpoint.is_assumed:
-        return [
-            "importance: whether the statistics are of this very model is not known, since its weights are not here"
-        ]
-    binding = Binding(weights=weights, dropped={})
-    fingerprint = model_fingerprint(binding, FAMILIES[plan.family], plan.checkpoint.config)
-    if file.model != fingerprint:
-        raise SourceError(
-            f"was made from another model or revision ({file.model[:12]}, this one is {fingerprint[:12]})",
-            file=file.path,
-            remedy="calibrate this checkpoint, or one of the same revision in another format",
-        )
-    return []
 
 
 def _places(file: ImportanceFile, weights: Mapping[str, Weight]) -> dict[str, Place]:

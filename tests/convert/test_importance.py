@@ -16,7 +16,6 @@ from quantkit.convert.local import Share, execute
 from quantkit.convert.publish import already_made
 from quantkit.convert.ranks import convert_share, finalize
 from quantkit.errors import RecipeError, SourceError, UsageError
-from quantkit.families import FAMILIES
 from quantkit.importance.open import open_importance
 from quantkit.numerics import grid, search
 from quantkit.numerics.packing import pack_int4, unpack_int4
@@ -26,22 +25,13 @@ from quantkit.recipe import override
 from quantkit.sources import resolve_source
 from quantkit.transcode import kernels
 from quantkit.verify.verify import verify_output
-from quantkit.weights.binding import bind_weights
-from quantkit.weights.identity import model_fingerprint
-from quantkit.weights.source_form import source_form
 from tests.cli.test_commands import document, run
 from tests.convert.helpers import convert, directory_bytes, load_output
+from tests.convert.plans import fingerprint
 from tests.importance.files import LAYER, TOKENS, expert_entries, write_dat, write_gguf, write_statistics
 
 PRIOR = 32
 ONE_BY_ONE = 1 << 10  # bytes of a task: a row or few
-
-
-def fingerprint(directory):
-    checkpoint = open_checkpoint(directory)
-    family = FAMILIES["glm_moe_dsa"]
-    binding = bind_weights(checkpoint.tensors, source_form(checkpoint.quantization), family.fused_experts)
-    return model_fingerprint(binding, family, checkpoint.config)
 
 
 def write(kind, path, entries, source):

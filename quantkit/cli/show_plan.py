@@ -5,16 +5,14 @@ from pathlib import Path
 
 from quantkit.checkpoint.sidecars import EXPECTED_SKIPS
 from quantkit.cli import documents, render
+from quantkit.cli.show_importance import show_importance
 from quantkit.cli.show_loading import show_loading
 from quantkit.cli.summary_file import add_summary
 from quantkit.engines.tensor_parallel import TpVerdict
 from quantkit.engines.verdicts import EngineReport
 from quantkit.machine import bytes_text
-from quantkit.plan.importance import Cover, Importance
 from quantkit.plan.plan import Plan
 from quantkit.plan.resources import Workers, disk_bytes
-
-_MOST_NAMES = 10
 
 
 def show_plan(
@@ -39,7 +37,7 @@ def show_plan(
         [[rule.rule, rule.action, render.count(rule.num_weights)] for rule in plan.rules],
     )
     if plan.importance is not None:
-        _show_importance(plan.importance)
+        show_importance(plan.importance)
     _show_totals(plan, workers)
     _show_tp(tp, plan.recipe.group_size)
     for report in loading:
@@ -66,17 +64,6 @@ def _show_parts(plan: Plan) -> None:
         f"Plan: {plan.family}, recipe {plan.recipe.name}, INT4 groups of {plan.recipe.group_size}",
         ["part", "source", "action", "weights", "elements", "source size", "output size"],
         rows,
-    )
-
-
-def _show_importance(importance: Importance) -> None:
-    rows = [
-        [role, *(render.count(counts[kind]) for kind in Cover)] for role, counts in sorted(importance.cover.items())
-    ]
-    columns = ["part", "moments of its own", "few tokens", "its layer's", "none"]
-    render.show_table(f"Importance: {importance.file.kind}, {importance.file.path.name}", columns, rows)
-    render.show_notes(
-        "no moments", [f"{name}: {count}" for name, count in list(importance.missing.items())[:_MOST_NAMES]]
     )
 
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantkit.cli import documents, render
+from quantkit.cli.show_importance import show_gains, show_importance
 from quantkit.cli.show_loading import show_loading
 from quantkit.cli.summary_file import add_summary
 from quantkit.convert.convert import ConvertReport
 from quantkit.convert.publish import PublishReport
 from quantkit.convert.ranks import RankReport
 from quantkit.engines.verdicts import Outcome
-from quantkit.integrity.weighed_errors import SAMPLE_ROWS, ClassGain
 from quantkit.integrity.weight_errors import ClassError
 from quantkit.machine import bytes_text, speed_text
 from quantkit.verify.report import Finding, VerifyReport
@@ -59,7 +59,9 @@ def _show_new(report: ConvertReport) -> None:
         f"Converted to {report.output}", ["part", "action", "weights", "source size", "output size"], rows
     )
     _show_errors(report.classes)
-    _show_gains(report.gains)
+    if plan.importance is not None:
+        show_importance(plan.importance)
+        show_gains(report.gains)
     _show_findings(report.findings)
     render.show_notes("warning", plan.warnings)
     source_bytes = plan.checkpoint.num_bytes
@@ -122,12 +124,6 @@ def _show_errors(classes: Sequence[ClassError]) -> None:
         for one in classes
     ]
     render.show_table("Relative error", ["part", "weights", "all", "median", "worst", "worst weight"], rows)
-
-
-def _show_gains(gains: Sequence[ClassGain]) -> None:
-    rows = [[one.role, render.count(one.num_weights), f"{one.relative:.4f}", f"{one.plain:.4f}"] for one in gains]
-    columns = ["part", "weights", "weighed by importance", "the same without it"]
-    render.show_table(f"Relative error as inputs see it, of the first {SAMPLE_ROWS} rows", columns, rows)
 
 
 def _show_findings(findings: Sequence[Finding]) -> None:

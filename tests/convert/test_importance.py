@@ -187,6 +187,9 @@ def test_coverage_is_told_everywhere(tiny_checkpoint, tmp_path):
     assert f"(imatrix.gguf, made of `calibration.txt, more.txt`, sha256 `{told['sha256']}`)" in card
     assert "3 weights by their own, 6 with few tokens and 3 with none by those of their layer, 12 without" in card
     assert card == run("card", tmp_path / "out").stdout
+    shown = run("convert", source, "--importance", path, "-o", tmp_path / "again", "-q")
+    assert re.search(r"routed_expert +3 +6 +3 +12\n", shown.stdout)
+    assert "Relative error as inputs see it, of the first 16 rows" in shown.stdout
     gain = converted["errors"]["routed_expert"]
     assert gain["num_weights"] == 12
     assert gain["relative_error"] < 0.95 * gain["without_importance"]

@@ -15,7 +15,7 @@ LAYERS = [
     {"registry", "tensors", "threads", "machine", "patterns", "recipe_files", "recipe_settings"},
     {"checkpoint", "numerics", "gate"},
     {"codecs", "families", "integrity", "statistics"},
-    {"layouts", "engines"},
+    {"layouts", "engines", "importance"},
     {"weights", "recipe"},
     {"transcode", "sources", "memory"},
     {"plan", "streaming"},

@@ -16,6 +16,7 @@ _DTYPES = {
     np.dtype(np.uint8): torch.uint8,
     np.dtype(np.uint16): torch.bfloat16,
     np.dtype(np.float32): torch.float32,
+    np.dtype(np.int32): torch.int32,
 }
 
 
@@ -58,14 +59,26 @@ class Lane:
     def name(self) -> str:
         return str(self.device)
 
-    def quantize(self, source: HostSource, *, group_size: int, scales: Scales, signed: bool) -> HostInt4:
-        """INT4 groups and their error. Raises MemoryError where the device has none left."""
+    def quantize(
+        self,
+        source: HostSource,
+        *,
+        group_size: int,
+        scales: Scales,
+        signed: bool,
+        levels: NDArray[np.int32] | None = None,
+    ) -> HostInt4:
+        """INT4 groups and their error; ``levels`` as ``requantize.quantize`` takes them.
+
+        Raises MemoryError where the device has none left.
+        """
         try:
             with self._on_device():
                 array = self._upload("array", source.array).view(_DTYPES[source.array.dtype])
                 scale = None if source.scale is None else self._upload("block scale", source.scale)
                 on_device = Source(array, scale, source.block, source.row_offset)
-                int4 = quantize(on_device, group_size=group_size, scales=scales, signed=signed)
+                weights = None if levels is None else self._upload("levels", levels)
+                int4 = quantize(on_device, group_size=group_size, scales=scales, signed=signed, levels=weights)
                 errors = row_errors(on_device, int4, group_size=group_size)
                 packed = self._download("packed", int4.packed)
                 scale_bits = self._download("scale", int4.scale.view(torch.int16)).view(np.uint16)

@@ -7,6 +7,7 @@ from typing import Any
 
 from quantkit.cli.document import head
 from quantkit.convert.convert import ConvertReport
+from quantkit.convert.manifest import importance_document
 from quantkit.convert.publish import PublishReport
 from quantkit.convert.ranks import RankReport
 from quantkit.engines.tensor_parallel import TpVerdict
@@ -66,6 +67,7 @@ def plan_document(
             for verdict in tp
         ],
         "engines": [engine_document(report) for report in loading],
+        "importance": None if plan.importance is None else plan.importance.document(),
         "dropped_tensors": dict(plan.dropped),
         "skipped_files": dict(plan.checkpoint.sidecars.skipped),
         "limits": None if plan.partial is None else plan.partial.document(),
@@ -89,6 +91,7 @@ def convert_document(
     report: ConvertReport, published: PublishReport | None, command: str = "convert"
 ) -> dict[str, Any]:
     """What was written, its errors, how fast, and where it was published."""
+    importance = report.plan.importance
     return {
         **head(command),
         "output": str(report.output),
@@ -96,6 +99,7 @@ def convert_document(
         "tensor_bytes": report.plan.tensor_bytes,
         "source_bytes": report.plan.checkpoint.num_bytes,
         "errors": [_class_document(one) for one in report.classes],
+        "importance": None if importance is None else importance_document(importance, report.gains),
         "findings": [_finding_document(finding) for finding in report.findings],
         "limits": None if report.plan.partial is None else report.plan.partial.document(),
         "warnings": list(report.plan.warnings),

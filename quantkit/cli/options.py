@@ -57,6 +57,14 @@ StatsOption = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option("--stats", metavar="FILE", help="Largest inputs of experts (safetensors), for static scales: w4afp8."),
 ]
+ImportanceOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--importance",
+        metavar="FILE",
+        help="Weight the search by second moments: statistics, imatrix.gguf or imatrix.dat.",
+    ),
+]
 ZeroPointsOption = Annotated[
     Optional[bool],  # noqa: UP045
     typer.Option("--zero-points/--symmetric", help="Asymmetric INT4, which vLLM alone loads [recipe: symmetric]."),

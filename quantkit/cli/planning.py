@@ -1,7 +1,7 @@
 """From options to a Plan: shared by `plan` and `convert`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from quantkit.engines.mixed import BLOCK
@@ -10,13 +10,16 @@ from quantkit.engines.schemes import kind_of
 from quantkit.engines.tensor_parallel import TpVerdict, legal_tp
 from quantkit.engines.verdicts import EngineReport
 from quantkit.families.family import Role
+from quantkit.importance.open import open_importance
 from quantkit.machine import uncollected
+from quantkit.plan.importance import with_importance
 from quantkit.plan.input_scales import read_input_scales
 from quantkit.plan.limits import Limits
 from quantkit.plan.make import make_plan
 from quantkit.plan.part import limited
 from quantkit.plan.plan import Plan
 from quantkit.plan.relayout import check_declares, check_moves, native_settings
+from quantkit.plan.same_model import check_statistics
 from quantkit.recipe import override
 from quantkit.sources import ResolvedSource, resolve_source
 from quantkit.verify.loading import check_plan, launches_of, refuse_unservable
@@ -33,6 +36,7 @@ class PlanRequest:
     config: Path | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     stats: Path | None = None  # of the inputs, from calibration
+    importance: Path | None = None  # second moments of the inputs
     engine: EngineName | None = None
     targets: Sequence[str] = ()
     ignore: Sequence[str] = ()
@@ -71,6 +75,10 @@ def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
     )
     if request.only_moves:
         check_moves(plan)
+    if request.stats is not None:
+        plan = replace(plan, warnings=(*plan.warnings, *check_statistics(plan, request.stats)))
+    if request.importance is not None:
+        plan = with_importance(plan, open_importance(request.importance))
     return resolved, plan if request.limits is None else limited(plan, request.limits)
 
 

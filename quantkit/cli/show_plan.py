@@ -5,6 +5,7 @@ from pathlib import Path
 
 from quantkit.checkpoint.sidecars import EXPECTED_SKIPS
 from quantkit.cli import documents, render
+from quantkit.cli.show_importance import show_importance
 from quantkit.cli.show_loading import show_loading
 from quantkit.cli.summary_file import add_summary
 from quantkit.engines.tensor_parallel import TpVerdict
@@ -35,6 +36,8 @@ def show_plan(
         ["rule", "action", "weights"],
         [[rule.rule, rule.action, render.count(rule.num_weights)] for rule in plan.rules],
     )
+    if plan.importance is not None:
+        show_importance(plan.importance)
     _show_totals(plan, workers)
     _show_tp(tp, plan.recipe.group_size)
     for report in loading:

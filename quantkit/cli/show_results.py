@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantkit.cli import documents, render
+from quantkit.cli.show_importance import show_gains, show_importance
 from quantkit.cli.show_loading import show_loading
 from quantkit.cli.summary_file import add_summary
 from quantkit.convert.convert import ConvertReport
@@ -58,6 +59,9 @@ def _show_new(report: ConvertReport) -> None:
         f"Converted to {report.output}", ["part", "action", "weights", "source size", "output size"], rows
     )
     _show_errors(report.classes)
+    if plan.importance is not None:
+        show_importance(plan.importance)
+        show_gains(report.gains)
     _show_findings(report.findings)
     render.show_notes("warning", plan.warnings)
     source_bytes = plan.checkpoint.num_bytes

@@ -4,7 +4,7 @@ Codes -8..7. Legend: R rows, C columns, G groups along C.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,16 +37,19 @@ class Int4Group:
     def name(self) -> str:
         return "int4_zero" if self.zero_points else "int4_group"
 
-    def encode_values(self, values_RC: NDArray[np.float32]) -> Encoded:
-        """Of decoded weights."""
+    def encode_values(self, values_RC: NDArray[np.float32], importance_C: NDArray[np.uint16] | None = None) -> Encoded:
+        """Of decoded weights; ``importance_C``, for the search: from ``search.importance_levels``."""
         if self.scales == "absmax":
             quantize = min_max.quantize_min_max if self.zero_points else absmax.quantize_absmax
             return Encoded(*quantize(bfloat16.from_float32(values_RC), group_size=self.group_size))
-        return self.encode_grid(*grid.value_grid(values_RC, group_size=self.group_size))
+        return self.encode_grid(*grid.value_grid(values_RC, group_size=self.group_size), importance_C)
 
-    def encode_grid(self, ints_RC: NDArray[np.int32], unit_RG: NDArray[np.float64]) -> Encoded:
+    def encode_grid(
+        self, ints_RC: NDArray[np.int32], unit_RG: NDArray[np.float64], importance_C: NDArray[np.uint16] | None = None
+    ) -> Encoded:
         """Of weights on an integer grid (scale search only)."""
         assert self.scales == "search", self.scales
+        options: dict[str, Any] = {"group_size": self.group_size, "importance_C": importance_C}
         if self.zero_points:
-            return Encoded(*zero_points.quantize_search(ints_RC, unit_RG, group_size=self.group_size))
-        return Encoded(*search.quantize_search(ints_RC, unit_RG, group_size=self.group_size, signed=self.signed))
+            return Encoded(*zero_points.quantize_search(ints_RC, unit_RG, **options))
+        return Encoded(*search.quantize_search(ints_RC, unit_RG, signed=self.signed, **options))

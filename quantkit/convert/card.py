@@ -140,6 +140,9 @@ def _scheme(manifest: Mapping[str, Any]) -> Iterator[str]:
             f"{kind} ({stored}) in groups of {recipe['group_size']} columns, scales by {recipe['scales']}, {signs}, "
             f"stored as BF16. {_activations(recipe)}"
         )
+        if manifest.get("importance") is not None:
+            yield ""
+            yield _importance(manifest)
     elif has_int4(manifest):
         done = "moved from another layout" if Action.RELAYOUT in actions else "copied"
         yield (
@@ -156,6 +159,25 @@ def _scheme(manifest: Mapping[str, Any]) -> Iterator[str]:
             f"Beside them lie the source's own FP8 blocks of 128 x 128 ({names}), byte for byte: engines quantize the "
             "activations of these layers as they come."
         )
+
+
+def _importance(manifest: Mapping[str, Any]) -> str:
+    """Which file the search was weighted by, and how much of the output it covers."""
+    importance = manifest["importance"]
+    kinds = importance["weights"].values()
+    own, rare, layer, none = (sum(one[kind] for one in kinds) for kind in ("own", "rare", "layer", "none"))
+    about = importance["about"]
+    origin = f", made of `{about['datasets'].replace('`', '')}`" if "datasets" in about else ""
+    gains = importance["errors"].items()
+    gained = "; ".join(
+        f"{role} {error['relative_error']:.4f}, {error['without_importance']:.4f} without" for role, error in gains
+    )
+    return (
+        f"The search is weighted by second moments of the inputs ({importance['kind']}{origin}, sha256 "
+        f"`{importance['sha256']}`): {own:,} weights by their own, {rare:,} with few tokens and {layer:,} with none by "
+        f"those of their layer, {none:,} without. Relative error as the inputs see it, of the first "
+        f"{importance['sample_rows']} rows: {gained}."
+    )
 
 
 def _activations(recipe: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from quantkit.convert.execution import Execution
 from quantkit.convert.manifest import manifest_document
 from quantkit.errors import VerificationError
 from quantkit.integrity.manifest import record_of, write_json
+from quantkit.integrity.weighed_errors import ClassGain
 from quantkit.integrity.weight_errors import ClassError, class_errors
 from quantkit.plan.plan import Plan
 from quantkit.verify.report import Finding
@@ -33,6 +34,7 @@ class ConvertReport:
     output: Path
     plan: Plan
     classes: tuple[ClassError, ...]
+    gains: tuple[ClassGain, ...]
     findings: tuple[Finding, ...]
     seconds: float
     encoded_bytes: int
@@ -60,7 +62,12 @@ def complete(conversion: Conversion, plan: Plan, output: OutputDirectory, execut
     write_documents(plan, output.directory, execution, classes, conversion.provenance)
     findings = (
         *check_structure(output.directory, plan),
-        *check_errors(execution.errors, classes, group_size=plan.recipe.group_size),
+        *check_errors(
+            execution.errors,
+            classes,
+            group_size=plan.recipe.group_size,
+            has_importance=plan.importance is not None,
+        ),
     )
     _refuse_bad(findings)
     output.put_in_place()
@@ -68,6 +75,7 @@ def complete(conversion: Conversion, plan: Plan, output: OutputDirectory, execut
         output=conversion.target,
         plan=plan,
         classes=classes,
+        gains=execution.gains,
         findings=findings,
         seconds=time.monotonic() - conversion.started,
         encoded_bytes=execution.encoded_bytes,

@@ -18,6 +18,7 @@ from quantkit.checkpoint.disk import flush, named_errors, write_bytes
 from quantkit.checkpoint.file_names import RUN_NAME
 from quantkit.errors import UsageError
 from quantkit.integrity.manifest import FileRecord
+from quantkit.integrity.weighed_errors import WeighedError
 from quantkit.integrity.weight_errors import WeightError
 
 JOURNALS = "journal-*.jsonl"
@@ -34,11 +35,15 @@ class SourceEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputEntry:
-    """An output shard that is on the disk. ``inputs``: stamps of the source shards that it was made from."""
+    """An output shard that is on the disk. ``inputs``: stamps of the source shards that it was made from.
+
+    ``weighed``: errors as importance weighs them, of the weights that it speaks of.
+    """
 
     record: FileRecord
     inputs: Mapping[str, str]
     errors: tuple[WeightError, ...]
+    weighed: tuple[WeighedError, ...] = ()
 
 
 @dataclass(slots=True)
@@ -59,7 +64,13 @@ class Entries:
             errors = tuple(
                 WeightError(name=one[0], role=one[1], error2=one[2], weight2=one[3]) for one in line["errors"]
             )
-            self.outputs[line["output"]] = OutputEntry(record=record, inputs=line["inputs"], errors=errors)
+            weighed = tuple(
+                WeighedError(name=one[0], error2=one[1], plain2=one[2], weight2=one[3])
+                for one in line.get("weighed", ())
+            )
+            self.outputs[line["output"]] = OutputEntry(
+                record=record, inputs=line["inputs"], errors=errors, weighed=weighed
+            )
 
 
 class Recorder(Protocol):
@@ -97,8 +108,10 @@ class Journal:
     def add_output(self, name: str, entry: OutputEntry) -> None:
         """An output shard is on the disk, and so is its name."""
         errors = [[error.name, error.role, error.error2, error.weight2] for error in entry.errors]
+        weighed = [[error.name, error.error2, error.plain2, error.weight2] for error in entry.weighed]
         self.has_output = True
-        self._append({"output": name, **entry.record.document(), "inputs": dict(entry.inputs), "errors": errors})
+        line = {"output": name, **entry.record.document(), "inputs": dict(entry.inputs), "errors": errors}
+        self._append(line | ({"weighed": weighed} if weighed else {}))
 
     def close(self) -> None:
         """Nothing more is added."""
@@ -177,6 +190,10 @@ def _is_line(line: Any) -> bool:
         isinstance(line.get("output"), str)
         and isinstance(inputs, dict)
         and all(isinstance(one, str) for one in inputs.values())
-        and isinstance(errors, list)
-        and all(isinstance(one, list) and list(map(type, one)) == [str, str, float, float] for one in errors)
+        and _is_table(errors, [str, str, float, float])
+        and _is_table(line.get("weighed", []), [str, float, float, float])
     )
+
+
+def _is_table(rows: Any, types: list[type]) -> bool:
+    return isinstance(rows, list) and all(isinstance(one, list) and list(map(type, one)) == types for one in rows)

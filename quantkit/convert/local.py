@@ -16,6 +16,7 @@ from quantkit.convert.resume import input_stamps
 from quantkit.convert.spool import NUM_FETCHERS, Spool
 from quantkit.convert.worker import TaskReport, run_task, write_constants
 from quantkit.errors import ResourceError, SourceError
+from quantkit.importance.moments import MomentReader
 from quantkit.integrity.manifest import FileRecord, record_of
 from quantkit.machine import bytes_text
 from quantkit.plan.plan import Action, Plan, PlannedShard
@@ -60,6 +61,7 @@ def execute(
         plan=plan,
         share=share,
         choose_kernels=choose_kernels(device),
+        moments=None if plan.importance is None else plan.importance.reader(),
         task_bytes=task_bytes,
         report_progress=report_progress,
     )
@@ -95,6 +97,7 @@ class _Run:
     plan: Plan
     share: Share
     choose_kernels: ChooseKernels
+    moments: MomentReader | None
     task_bytes: int
     report_progress: ReportProgress
     execution: Execution = field(default_factory=Execution)
@@ -188,23 +191,18 @@ class _Run:
 
     def _task_step(self, task: Task, opened: _OpenShard) -> Step:
         def step() -> Callable[[], None]:
-            report = run_task(task, opened.writer, self.plan.layout, self.choose_kernels)
+            report = run_task(task, opened.writer, self.plan.layout, self.choose_kernels, self.moments)
             return lambda: self._book(report, opened)
 
         return step
 
     def _book(self, report: TaskReport, opened: _OpenShard) -> None:
-        task, execution = report.task, self.execution
+        task = report.task
         opened.num_pending -= 1
         opened.unflushed_bytes += task.source_bytes
         self.report_progress(self.stage, task.source_bytes)
         if task.job.action == Action.INT4:
-            execution.encoded_bytes += task.source_bytes
-            execution.encode_seconds += report.encode_seconds
-            weight, rows = task.job.weight, (report.error2_R, report.weight2_R)
-            assert rows[0] is not None
-            assert rows[1] is not None
-            execution.rows.add(weight.name, task.job.role, weight.num_rows, rows[0], rows[1])
+            self.execution.book(report)
         if opened.unflushed_bytes >= _FLUSH_BYTES:
             opened.unflushed_bytes = 0
             self.follow_ups.flush.append(self._flush_step(opened))
@@ -276,11 +274,15 @@ class _Run:
         shard = opened.shard
         inputs = input_stamps(self.plan, self.planned[shard.name])
         self._check_unchanged(inputs)
+        if self.moments is not None:
+            self.moments.check_unchanged()
         self.execution.output_records[shard.name] = record
+        names = [job.weight.name for job in shard.jobs if job.action == Action.INT4]
+        weighed = self.execution.weighed.finish(names)
         if self.share.journal is not None:
-            names = [job.weight.name for job in shard.jobs if job.action == Action.INT4]
             errors = tuple(map(self.execution.rows.error, names))
-            self.share.journal.add_output(shard.name, OutputEntry(record=record, inputs=inputs, errors=errors))
+            entry = OutputEntry(record=record, inputs=inputs, errors=errors, weighed=weighed)
+            self.share.journal.add_output(shard.name, entry)
 
     def _hash_source_step(self, source: Shard) -> Step:
         def step() -> Callable[[], None]:

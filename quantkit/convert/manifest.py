@@ -3,7 +3,7 @@
 The same for the same source, recipe and version, wherever and however it ran.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from quantkit.convert.execution import Execution
 from quantkit.engines.parallel import DEFAULT_ENGINE, ENGINE_VERSIONS, EngineName, Parallel
 from quantkit.errors import QuantkitError
 from quantkit.integrity.manifest import MANIFEST_FORMAT, Manifest
+from quantkit.integrity.weighed_errors import SAMPLE_ROWS, ClassGain
 from quantkit.integrity.weight_errors import ClassError
 from quantkit.memory.gpus import DEFAULT_GPU, gpu_named
 from quantkit.memory.kv_format import KvDtype
@@ -25,6 +26,7 @@ from quantkit.memory.make import FALLBACK_CONTEXT, make_memory_plan
 from quantkit.memory.model import model_from_checkpoint
 from quantkit.memory.plan import MemoryPlan
 from quantkit.memory.serving import MemoryRequest
+from quantkit.plan.importance import Importance
 from quantkit.plan.plan import Plan
 from quantkit.recipe import recipe_document
 from quantkit.verify.hashes import check_hashes
@@ -47,6 +49,7 @@ def manifest_document(
         "family": plan.family,
         "is_incomplete": plan.is_incomplete,
         **({} if plan.partial is None else {"partial": plan.partial.document()}),
+        **({} if plan.importance is None else {"importance": importance_document(plan.importance, execution.gains)}),
         "source": {
             **provenance,
             "license": license_of(directory / SOURCE_README_NAME),
@@ -86,6 +89,35 @@ def manifest_document(
     }
 
 
+def importance_document(importance: Importance, gains: Iterable[ClassGain]) -> dict[str, Any]:
+    """The file of second moments, what it covers, and what it has gained."""
+    return {
+        **importance.document(),
+        "sample_rows": SAMPLE_ROWS,
+        "errors": {
+            gain.role: {
+                "num_weights": gain.num_weights,
+                "relative_error": gain.relative,
+                "without_importance": gain.plain,
+            }
+            for gain in gains
+        },
+    }
+
+
+def recorded_gains(document: Mapping[str, Any]) -> tuple[ClassGain, ...]:
+    """What importance has gained, as a manifest tells it."""
+    return tuple(
+        ClassGain(
+            role=role,
+            num_weights=error["num_weights"],
+            relative=error["relative_error"],
+            plain=error["without_importance"],
+        )
+        for role, error in (document.get("importance") or {"errors": {}})["errors"].items()
+    )
+
+
 def recorded_errors(document: Mapping[str, Any]) -> tuple[ClassError, ...]:
     """Errors by class, as a manifest tells them."""
     return tuple(
@@ -111,6 +143,11 @@ def differences(manifest: Manifest, conversion: Conversion) -> Iterator[str]:
         ("version of quantkit", there["tool"]["version"], __version__),
         ("recipe", manifest.recipe, recipe_document(plan.recipe)),
         ("family", there["family"], plan.family),
+        (
+            "importance file",
+            {key: (there.get("importance") or {}).get(key) for key in ("kind", "sha256")},
+            {"kind": None, "sha256": None} if plan.importance is None else plan.importance.identity(),
+        ),
         ("part of it", there.get("partial"), None if plan.partial is None else plan.partial.document()),
         *((f"source ({key})", source.get(key), conversion.provenance.get(key)) for key in ("hub_id", "commit")),
         (

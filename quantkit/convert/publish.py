@@ -21,7 +21,7 @@ from quantkit.checkpoint.hub import shown
 from quantkit.checkpoint.output import WORK_NAME, finish_renaming
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import ConvertReport
-from quantkit.convert.manifest import differences, recorded_errors
+from quantkit.convert.manifest import differences, recorded_errors, recorded_gains
 from quantkit.errors import QuantkitError, SourceError, UsageError, VerificationError
 from quantkit.integrity.manifest import FileRecord, read_manifest, record_of
 from quantkit.threads import ReportProgress
@@ -110,7 +110,7 @@ def already_made(conversion: Conversion) -> ConvertReport | None:
     manifest = read_manifest(target)
     try:
         difference = next(differences(manifest, conversion), "")
-        classes = recorded_errors(manifest.document)
+        classes, gains = recorded_errors(manifest.document), recorded_gains(manifest.document)
     except (LookupError, TypeError, AttributeError) as error:
         raise VerificationError(f"lacks or garbles {error}", file=target / MANIFEST_NAME, remedy=_OTHER) from error
     if difference:
@@ -119,6 +119,7 @@ def already_made(conversion: Conversion) -> ConvertReport | None:
         output=target,
         plan=conversion.plan,
         classes=classes,
+        gains=gains,
         findings=(),
         seconds=time.monotonic() - conversion.started,
         encoded_bytes=0,

@@ -23,6 +23,7 @@ _FORMAT = 1
 _MOST_DIFFERENCES = 3
 MOST_RANKS = 4096
 _CONSEQUENCES = ("outputs.", "source.shards.")
+_TOLD = ("source.commit", "importance.sha256")  # hashes that a user may know: both are shown
 
 
 def run_document(plan: Plan, provenance: Mapping[str, str], *, world_size: int) -> dict[str, Any]:
@@ -33,6 +34,7 @@ def run_document(plan: Plan, provenance: Mapping[str, str], *, world_size: int) 
         "version": __version__,
         "partial": None if plan.partial is None else plan.partial.document(),
         "recipe": recipe_document(plan.recipe),
+        "importance": None if plan.importance is None else plan.importance.identity(),
         "world_size": world_size,
         "is_incomplete": plan.is_incomplete,
         "source": {
@@ -132,7 +134,7 @@ def _differences(there: Any, here: Any, place: str = "") -> Iterator[str]:
             else:
                 yield from _differences(there[key], here[key], inner)
     elif there != here:
-        is_digest = isinstance(there, str) and len(there) == len(_digest()) and place != "source.commit"
+        is_digest = isinstance(there, str) and len(there) == len(_digest()) and place not in _TOLD
         yield f"{place} has changed" if is_digest else f"{place} was {_short(there)} and is {_short(here)}"
 
 

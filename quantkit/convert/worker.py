@@ -1,7 +1,7 @@
 """What a worker does with one task: read, decode, encode, lay out, check, write at the planned offset."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,24 @@ from quantkit.checkpoint.reader import read_bytes
 from quantkit.checkpoint.writer import ShardWriter
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.errors import VerificationError
+from quantkit.importance.moments import MomentReader
+from quantkit.integrity.weighed_errors import SAMPLE_ROWS, WeighedSums
 from quantkit.layouts import Layout
 from quantkit.numerics.packing import Int4Words
+from quantkit.numerics.search import importance_levels
 from quantkit.plan.plan import Action, PlannedShard
 from quantkit.plan.tasks import Task
-from quantkit.transcode import COMPOSED, ChooseKernels, Rows, check_copied, read_rows, read_words, recover_rows
+from quantkit.transcode import (
+    COMPOSED,
+    ChooseKernels,
+    Rows,
+    check_copied,
+    kernels_for,
+    read_rows,
+    read_words,
+    recover_rows,
+    weighed_rows,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +39,16 @@ class TaskReport:
     encode_seconds: float = 0.0  # CPU time of this thread
     error2_R: NDArray[np.float64] | None = None
     weight2_R: NDArray[np.float64] | None = None
+    weighed: WeighedSums | None = None
 
 
-def run_task(task: Task, writer: ShardWriter, layout: Layout, choose_kernels: ChooseKernels) -> TaskReport:
-    """One task, in any thread. Raises SourceError for bad values, ResourceError when disk or GPU refuse."""
+def run_task(
+    task: Task, writer: ShardWriter, layout: Layout, choose_kernels: ChooseKernels, moments: MomentReader | None = None
+) -> TaskReport:
+    """One task, in any thread; ``moments``: what the search of scales is weighted by.
+
+    Raises SourceError for bad values, ResourceError when disk or GPU refuse.
+    """
     weight, outputs = task.job.weight, task.job.outputs
     if task.job.action == Action.COPY:
         raw = read_bytes(weight.parts[task.part], task.first, task.last)
@@ -53,12 +72,22 @@ def run_task(task: Task, writer: ShardWriter, layout: Layout, choose_kernels: Ch
     if task.job.scheme is None:
         _write_rows(task, writer, {"values": kernels.to_bf16(rows)})
         return TaskReport(task=task)
+    shape_C = None if moments is None else moments.shape(weight.name, weight.num_cols)
+    if shape_C is not None:
+        levels_C = importance_levels(shape_C, group_size=task.job.scheme.group_size)
+        rows = replace(rows, importance_C=levels_C)
     made = kernels.quantize(rows, task.job.scheme)
     if task.first == 0:
         _check_first_row(rows, made.words, task.job.scheme)
     _write_rows(task, writer, layout.from_words(made.words))
     error2_R, weight2_R = made.sums
-    return TaskReport(task=task, encode_seconds=made.encode_seconds, error2_R=error2_R, weight2_R=weight2_R)
+    return TaskReport(
+        task=task,
+        encode_seconds=made.encode_seconds,
+        error2_R=error2_R,
+        weight2_R=weight2_R,
+        weighed=None if shape_C is None else weighed_sums(rows, made.words, task.job.scheme, shape_C),
+    )
 
 
 def write_constants(shard: PlannedShard, writer: ShardWriter, layout: Layout) -> None:
@@ -86,3 +115,15 @@ def _check_first_row(rows: Rows, words: Int4Words, scheme: Int4Group) -> None:
                 file=rows.weight.stored.path.name,
                 remedy="this machine, numba or Triton computes wrong here; convert elsewhere and report it",
             )
+
+
+def weighed_sums(rows: Rows, words: Int4Words, scheme: Int4Group, shape_C: NDArray[np.float64]) -> WeighedSums | None:
+    """Of those among the first rows of the weight that are here, against the same without importance."""
+    num_rows = SAMPLE_ROWS - rows.first_row
+    if num_rows <= 0:
+        return None
+    sample = rows.first(num_rows)
+    plain = kernels_for(rows.weight, scheme).encode(replace(sample, importance_C=None), scheme)
+    error2_R, weight2_R = weighed_rows(sample, words.first(num_rows), scheme, shape_C)
+    plain2_R, _ = weighed_rows(sample, plain, scheme, shape_C)
+    return WeighedSums(error2_R, plain2_R, weight2_R)

@@ -22,6 +22,11 @@ class Int4Words(NamedTuple):
     scale: NDArray[Any]
     zero: NDArray[np.int8] | None = None
 
+    def first(self, num_rows: int) -> "Int4Words":
+        """Of the first few rows."""
+        zero = None if self.zero is None else self.zero[:num_rows]
+        return Int4Words(self.packed[:num_rows], self.scale[:num_rows], zero)
+
 
 _SHIFT_8 = np.arange(0, 32, 4, dtype=np.uint32)
 

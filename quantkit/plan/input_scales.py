@@ -16,14 +16,15 @@ from quantkit.checkpoint.reader import read_tensor
 from quantkit.errors import RecipeError, SourceError
 from quantkit.families.config_values import number_in_name
 from quantkit.numerics import bfloat16
+from quantkit.statistics.names import ABSMAX, DOWN, GATE_UP
 from quantkit.tensors import F32
 from quantkit.weights.weight import Weight
 
-SUFFIX = ".input_absmax"
 _LARGEST_FP8 = 448.0
 _DOWN = ".down_proj"
 _EXPERTS = ".experts."
 _PROJECTION = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d+)\.(?:gate|up|down)_proj")
+_STACKED = re.compile(rf"(?P<experts>.+\.experts)\.(?:{GATE_UP}|{DOWN})")  # all experts of a layer
 _LEAST, _MOST = 1e-6, 1e6  # of inputs that a model can have
 
 
@@ -32,16 +33,17 @@ def read_input_scales(path: Path, layers: Collection[str], num_experts: int) -> 
 
     ``layers``: what is known of these, with so many experts each; statistics of others are of another model.
 
-    ``path``: safetensors with ``MODULE.input_absmax`` F32 of any shape, the largest absolute inputs of a module. Raises
-    SourceError where it holds none, or what cannot be meant.
+    ``path``: safetensors with ``MODULE.input_absmax`` F32 of any shape, the largest absolute inputs of a module; or
+    this tool's statistics, where a tensor [experts, channels] stands for all experts of a layer. Raises SourceError
+    where it holds none, or what cannot be meant.
     """
     largest: dict[str, list[float]] = {}
     for tensor in read_header(path).tensors:
-        module = tensor.name.removesuffix(SUFFIX)
+        module = tensor.name.removesuffix(ABSMAX)
         if module == tensor.name or _EXPERTS not in module:
             continue
-        match = _PROJECTION.fullmatch(module)
-        if match is None or number_in_name(match["number"]) >= num_experts or match["experts"] not in layers:
+        match = _match(module, tensor, num_experts)
+        if match is None or match["experts"] not in layers:
             raise SourceError(
                 "is no expert's projection of this checkpoint",
                 tensor=tensor.name,
@@ -52,7 +54,7 @@ def read_input_scales(path: Path, layers: Collection[str], num_experts: int) -> 
         is_down = int(module.endswith(_DOWN))
         ends[is_down] = max(ends[is_down], _largest(tensor, path))
     if not largest:
-        raise SourceError(f"holds no MODULE{SUFFIX} of experts", file=path, remedy="see --stats in the README")
+        raise SourceError(f"holds no MODULE{ABSMAX} of experts", file=path, remedy="see --stats in the README")
     for parent, ends in largest.items():
         if not all(ends):
             raise SourceError(
@@ -62,6 +64,15 @@ def read_input_scales(path: Path, layers: Collection[str], num_experts: int) -> 
                 remedy="give those of gate or up and of down",
             )
     return {parent: (_scale(ends[0]), _scale(ends[1])) for parent, ends in sorted(largest.items())}
+
+
+def _match(module: str, tensor: StoredTensor, num_experts: int) -> re.Match[str] | None:
+    """An expert's projection, or that of all experts; None for experts that there are not."""
+    stacked = _STACKED.fullmatch(module)
+    if stacked is not None:
+        return stacked if len(tensor.spec.shape) == 2 and tensor.spec.shape[0] <= num_experts else None
+    single = _PROJECTION.fullmatch(module)
+    return single if single is not None and number_in_name(single["number"]) < num_experts else None
 
 
 def _largest(tensor: StoredTensor, path: Path) -> float:

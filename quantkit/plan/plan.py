@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from quantkit.plan.limits import Partial
 from quantkit.recipe import Recipe
 from quantkit.tensors import TensorSpec
 from quantkit.weights.weight import Weight
+
+if TYPE_CHECKING:
+    from quantkit.plan.importance import Importance
 
 
 class Action(StrEnum):
@@ -150,7 +153,7 @@ class Plan:
     """Complete and checked. ``config`` is the output's config.json.
 
     ``is_incomplete``: weights that the source's config promises are missing, by the user's leave. ``partial``: what
-    is left of a plan of the whole, in a smoke run.
+    is left of a plan of the whole, in a smoke run. ``importance``: what the search of scales is weighted by.
     """
 
     recipe: Recipe
@@ -164,6 +167,7 @@ class Plan:
     warnings: tuple[str, ...]
     is_incomplete: bool = False
     partial: Partial | None = None
+    importance: "Importance | None" = None
 
     @property
     def jobs(self) -> Iterator[Job]:

@@ -72,6 +72,11 @@ def open_statistics(path: Path) -> Statistics:
     )
 
 
+def fingerprint_of(metadata: Mapping[str, str]) -> str | None:
+    """Of the model, as the metadata of a statistics file say it; None of another file."""
+    return metadata.get(_MODEL_KEY, "") if _VERSION_KEY in metadata else None
+
+
 def write_statistics(path: Path, arrays: Mapping[str, Array], *, model: str, about: Mapping[str, str]) -> None:
     """The file appears whole or not at all. ``about``: what else is told of it, as strings.
 

@@ -121,7 +121,11 @@ class GpuKernels:
         started = time.thread_time()
         try:
             made = self.lane.quantize(
-                self.source_of(rows), group_size=scheme.group_size, scales=scheme.scales, signed=scheme.signed
+                self.source_of(rows),
+                group_size=scheme.group_size,
+                scales=scheme.scales,
+                signed=scheme.signed,
+                levels=None if rows.importance_C is None else rows.importance_C.astype(np.int32),
             )
         except MemoryError as error:
             raise ResourceError(

@@ -60,9 +60,9 @@ def _encode(rows: Rows, scheme: Int4Group) -> Int4Words:
         ints_RC, unit_RG = grid.fp8_grid(
             rows.parts["codes"], rows.parts["scale"], group_size=scheme.group_size, **fp8_place(rows)
         )
-        made = scheme.encode_grid(ints_RC, unit_RG)
+        made = scheme.encode_grid(ints_RC, unit_RG, rows.importance_C)
     else:
-        made = scheme.encode_values(codec.decode(rows.parts, rows.first_row))
+        made = scheme.encode_values(codec.decode(rows.parts, rows.first_row), rows.importance_C)
     return Int4Words(pack_int4(made.codes_RC), made.scale_RG, made.zero_RG)
 
 
@@ -73,9 +73,21 @@ def _to_bf16(rows: Rows) -> NDArray[np.uint16]:
 
 
 def _row_sums(rows: Rows, words: Int4Words, scheme: Int4Group) -> RowSums:
+    return weighed_rows(rows, words, scheme, None)
+
+
+def weighed_rows(rows: Rows, words: Int4Words, scheme: Int4Group, moments_C: NDArray[np.float64] | None) -> RowSums:
+    """As ``row_sums``, squares multiplied by the moments of their columns. By the specification alone, for few rows."""
     values_RC = rows.weight.codec.decode(rows.parts, rows.first_row)
     codes_RC = unpack_int4(words.packed, rows.weight.num_cols)
-    return metrics.error_rows(values_RC, codes_RC, words.scale, group_size=scheme.group_size, zero_RG=words.zero)
+    return metrics.error_rows(
+        values_RC,
+        codes_RC,
+        words.scale,
+        group_size=scheme.group_size,
+        zero_RG=words.zero,
+        moments_C=moments_C,
+    )
 
 
 COMPOSED = Kernels(encode=_encode, to_bf16=_to_bf16, row_sums=_row_sums)
@@ -90,19 +102,19 @@ def fp8_place(rows: Rows) -> dict[str, Any]:
 def _fp8_encode(rows: Rows, scheme: Int4Group) -> Int4Words:
     from quantkit.numerics import fused_cpu
 
-    codes_RC, scale_BB, options = rows.parts["codes"], rows.parts["scale"], _choice(scheme) | fp8_place(rows)
+    codes_RC, scale_BB, options = rows.parts["codes"], rows.parts["scale"], _choice(rows, scheme) | fp8_place(rows)
     return Int4Words(*fused_cpu.quantize_fp8(codes_RC, scale_BB, signed=scheme.signed, **options))
 
 
 def _fp8_encode_zero(rows: Rows, scheme: Int4Group) -> Int4Words:
     from quantkit.numerics import fused_zero_points
 
-    codes_RC, scale_BB, options = rows.parts["codes"], rows.parts["scale"], _choice(scheme) | fp8_place(rows)
+    codes_RC, scale_BB, options = rows.parts["codes"], rows.parts["scale"], _choice(rows, scheme) | fp8_place(rows)
     return Int4Words(*fused_zero_points.quantize_fp8(codes_RC, scale_BB, **options))
 
 
-def _choice(scheme: Int4Group) -> dict[str, Any]:
-    return {"group_size": scheme.group_size, "scales": scheme.scales}
+def _choice(rows: Rows, scheme: Int4Group) -> dict[str, Any]:
+    return {"group_size": scheme.group_size, "scales": scheme.scales, "importance_C": rows.importance_C}
 
 
 def _fp8_to_bf16(rows: Rows) -> NDArray[np.uint16]:
@@ -134,13 +146,13 @@ def kernel_values(rows: Rows) -> Array:
 def _float_encode(rows: Rows, scheme: Int4Group) -> Int4Words:
     from quantkit.numerics import fused_cpu
 
-    return Int4Words(*fused_cpu.quantize_values(kernel_values(rows), **_choice(scheme), signed=scheme.signed))
+    return Int4Words(*fused_cpu.quantize_values(kernel_values(rows), **_choice(rows, scheme), signed=scheme.signed))
 
 
 def _float_encode_zero(rows: Rows, scheme: Int4Group) -> Int4Words:
     from quantkit.numerics import fused_zero_points
 
-    return Int4Words(*fused_zero_points.quantize_values(kernel_values(rows), **_choice(scheme)))
+    return Int4Words(*fused_zero_points.quantize_values(kernel_values(rows), **_choice(rows, scheme)))
 
 
 def _float_row_sums(rows: Rows, words: Int4Words, scheme: Int4Group) -> RowSums:

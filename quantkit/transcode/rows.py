@@ -1,6 +1,6 @@
 """Rows of a stored weight as arrays, checked: NaN, Inf, scales that cannot be. Legend: R rows, C columns, B blocks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +16,20 @@ from quantkit.weights.weight import Weight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Checked rows of one weight. ``first_row`` is their place in the weight, ``parts`` the arrays."""
+    """Checked rows of one weight. ``first_row`` is their place in the weight, ``parts`` the arrays.
+
+    ``importance_C``: what the search of scales weighs its columns by, from ``search.importance_levels``.
+    """
 
     weight: Weight
     first_row: int
     parts: Parts
+    importance_C: NDArray[np.uint16] | None = None
 
     def first(self, num_rows: int) -> "Rows":
         """The first few of these rows."""
         parts = {name: array[:num_rows] if name == self.weight.main else array for name, array in self.parts.items()}
-        return Rows(weight=self.weight, first_row=self.first_row, parts=parts)
+        return replace(self, parts=parts)
 
 
 def read_rows(weight: Weight, first_row: int, last_row: int) -> Rows:

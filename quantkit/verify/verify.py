@@ -108,7 +108,8 @@ def verify_output(
     comparison = compare_with_source(
         plan, checkpoint, is_fast=is_fast, num_jobs=num_jobs, report_progress=report_progress
     )
-    return _with_comparison(report, comparison, plan, is_fast=is_fast)
+    has_importance = manifest.document.get("importance") is not None
+    return _with_comparison(report, comparison, plan, is_fast=is_fast, has_importance=has_importance)
 
 
 def _verify_foreign(directory: Path, launch: Launch) -> VerifyReport:
@@ -124,9 +125,12 @@ def _with_engine(report: VerifyReport, engine: EngineReport) -> VerifyReport:
     return replace(report.with_findings(found), engine=engine, checks=(*report.checks, f"loading by {engine.engine}"))
 
 
-def _with_comparison(report: VerifyReport, comparison: Comparison, plan: Plan, *, is_fast: bool) -> VerifyReport:
+def _with_comparison(
+    report: VerifyReport, comparison: Comparison, plan: Plan, *, is_fast: bool, has_importance: bool
+) -> VerifyReport:
     classes = class_errors(comparison.errors)
-    thresholds = check_errors(comparison.errors, classes, group_size=plan.recipe.group_size)
+    group_size = plan.recipe.group_size
+    thresholds = check_errors(comparison.errors, classes, group_size=group_size, has_importance=has_importance)
     report = report.with_findings(comparison.findings[:_MAX_FINDINGS])
     return replace(
         report.with_findings(first_findings(thresholds, _MAX_FINDINGS)),

@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import ConvertReport, convert_checkpoint
 from quantkit.convert.journal import read_journals
+from quantkit.importance.open import open_importance
+from quantkit.plan.importance import with_importance
 from quantkit.plan.make import make_plan
 from quantkit.recipe import override
 from quantkit.sources import resolve_source
@@ -26,12 +28,21 @@ PROGRAM = "from quantkit.cli.app import main; main()"
 
 
 def convert(
-    source: Path, target: Path, *, num_jobs: int = 2, device: str = CPU, allow_unmatched: bool = False, **changes: Any
+    source: Path,
+    target: Path,
+    *,
+    num_jobs: int = 2,
+    device: str = CPU,
+    allow_unmatched: bool = False,
+    importance: Path | None = None,
+    **changes: Any,
 ) -> ConvertReport:
     """What `quantkit convert` does with a directory; ``changes`` override the recipe."""
     resolved = resolve_source(str(source))
     recipe = override(resolved.recipe, **changes)
     plan = make_plan(recipe, resolved.family, resolved.checkpoint, allow_unmatched=allow_unmatched)
+    if importance is not None:
+        plan = with_importance(plan, open_importance(importance))
     return convert_checkpoint(Conversion(plan=plan, target=target, num_jobs=num_jobs, device=device))
 
 

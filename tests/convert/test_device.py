@@ -18,6 +18,7 @@ from quantkit.transcode import FUSED_CPU, ON_GPU, choose_kernels
 from quantkit.transcode.devices import GpuKernels, Gpus
 from quantkit_kernels import requantize, staging
 from tests.convert.helpers import PROGRAM, convert, directory_bytes
+from tests.importance.files import expert_entries, write_gguf
 
 pytestmark = pytest.mark.gpu
 HAS_GPU = torch.cuda.is_available()
@@ -69,6 +70,16 @@ def test_the_same_directory(form, scales, signed, lanes, tiny_checkpoint, tmp_pa
     convert(source.directory, tmp_path / "out", device="cuda:all", **options)
     assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "golden")
     assert bool(lanes) == (form != "int4_native")  # what is INT4 already is copied
+
+
+@pytest.mark.parametrize("form", ["fp8_block", "bf16"])
+def test_importance_reaches_the_kernels(form, lanes, tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint(source_format=form).directory
+    path = write_gguf(tmp_path / "imatrix.gguf", expert_entries())
+    convert(source, tmp_path / "golden", importance=path)
+    convert(source, tmp_path / "out", device="cuda:all", importance=path)
+    assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "golden")
+    assert lanes
 
 
 def test_every_way_into_a_gpu_has_been_run():

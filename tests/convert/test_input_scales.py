@@ -10,8 +10,10 @@ from quantkit.errors import RecipeError, SourceError
 from quantkit.plan.input_scales import read_input_scales
 from tests.cli.test_commands import run
 from tests.convert.helpers import convert, load_output
+from tests.convert.plans import fingerprint
 
 LAYER = "model.layers.1.mlp.experts"
+LEAVES = ("up_proj", "down_proj")
 LAYERS = {LAYER, "model.layers.2.mlp.experts"}
 
 
@@ -76,6 +78,54 @@ def test_the_loader_of_sglang_takes_them(tiny_checkpoint, tmp_path):
         held.copy_(stored[f"{LAYER}.{expert}.gate_proj.input_scale"].float())
         assert held != 1
         assert (held - stored[f"{LAYER}.{expert}.up_proj.input_scale"].float()).abs() <= 1e-5
+
+
+def stacked(path, source, changes=None):
+    """The same numbers as quantkit calibrate writes them: all experts of a layer in one tensor, gate and up too."""
+    single = statistics(path)
+    rows = {leaf: [single.get(f"{LAYER}.{expert}.{leaf}.input_absmax") for expert in range(4)] for leaf in LEAVES}
+    zeros = {"up_proj": torch.zeros(256), "down_proj": torch.zeros(128)}
+    tensors = {
+        f"{LAYER}.{name}.input_absmax": torch.stack([zeros[leaf] if row is None else row for row in rows[leaf]])
+        for name, leaf in (("gate_up_proj", "up_proj"), ("down_proj", "down_proj"))
+    }
+    save_file(tensors | (changes or {}), path, {"quantkit_statistics": "1", "model": fingerprint(source)})
+    return single
+
+
+def test_statistics_of_this_tool_give_the_scales_of_single_tensors(tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint().directory
+    single = stacked(tmp_path / "stats.safetensors", source)
+    ((gate_up, down),) = read_input_scales(tmp_path / "stats.safetensors", LAYERS, 4).values()
+    save_file({name: one for name, one in single.items() if "gate_proj" not in name}, tmp_path / "single.safetensors")
+    assert list(read_input_scales(tmp_path / "single.safetensors", LAYERS, 4).values()) == [(gate_up, down)]
+    assert largest(single, ("up_proj",)) / 448 <= gate_up <= largest(single, ("up_proj",)) / 448 * (1 + 2**-7)
+    command = ("convert", source, "--format", "w4afp8", "--stats", tmp_path / "stats.safetensors", "-q")
+    made = run(*command, "-o", tmp_path / "w4")
+    assert made.returncode == 0, made.stderr
+    scales = [one for name, one in load_output(tmp_path / "w4").items() if name.endswith("down_proj.input_scale")]
+    assert [float(one) for one in scales] == [down] * 4
+
+
+def test_statistics_of_another_revision_are_refused(tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint()
+    stacked(tmp_path / "stats.safetensors", source.directory)
+    source.tensor("model.layers.0.input_layernorm.weight")[3] += 1
+    source.write()
+    command = ("convert", source.directory, "--format", "w4afp8", "--stats", tmp_path / "stats.safetensors")
+    refused = run(*command, "-o", tmp_path / "w4")
+    assert refused.returncode == 3
+    assert "made from another model or revision" in refused.stderr
+    assert not (tmp_path / "w4").exists()
+
+
+@pytest.mark.parametrize("shape", [(5, 128), (128,), (2, 2, 128)])
+def test_experts_that_there_are_not_are_refused(shape, tiny_checkpoint, tmp_path):
+    name = f"{LAYER}.down_proj.input_absmax"
+    stacked(tmp_path / "stats.safetensors", tiny_checkpoint().directory, {name: torch.ones(shape)})
+    with pytest.raises(SourceError, match="no expert's projection of this checkpoint") as caught:
+        read_input_scales(tmp_path / "stats.safetensors", LAYERS, 4)
+    assert caught.value.tensor == name
 
 
 def test_a_layer_without_statistics_is_refused(tiny_checkpoint, tmp_path):

@@ -17,9 +17,12 @@ from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import convert_checkpoint
 from quantkit.convert.ray_executor import RayExecutor
 from quantkit.errors import ResourceError, SourceError, UsageError
+from quantkit.importance.open import open_importance
+from quantkit.plan.importance import with_importance
 from tests.checkpoint.hub_server import REPOSITORY, serve
 from tests.convert.helpers import PROGRAM, convert, directory_bytes
 from tests.convert.plans import plan_of
+from tests.importance.files import expert_entries, write_gguf
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
@@ -68,6 +71,20 @@ def test_a_cluster_makes_the_same_bytes(source, cluster, tmp_path):
     assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "golden")
     assert report.encoded_bytes > 0
     assert {path.name for path in tmp_path.iterdir()} == {"source", "golden", "out"}
+
+
+def test_nodes_read_the_importance_file_that_the_plan_was_made_with(source, cluster, tmp_path):
+    path = write_gguf(tmp_path / "imatrix.gguf", expert_entries())
+    convert(source.directory, tmp_path / "golden", importance=path)
+    plan = with_importance(plan_of(source.directory), open_importance(path))
+    conversion = Conversion(plan=plan, target=tmp_path / "out", num_jobs=1)
+    executor = RayExecutor(address=cluster.address)
+    write_gguf(path, expert_entries(seed=4))
+    with pytest.raises(SourceError, match="is another file than the plan was made with"):
+        convert_checkpoint(conversion, executor)
+    write_gguf(path, expert_entries())
+    convert_checkpoint(conversion, executor)
+    assert directory_bytes(tmp_path / "out") == directory_bytes(tmp_path / "golden")
 
 
 def test_a_node_that_is_lost_in_the_middle_costs_only_its_shards(source, cluster, tmp_path, monkeypatch):

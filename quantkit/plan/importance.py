@@ -1,0 +1,201 @@
+"""Which weights of a plan a file of second moments covers, how well, and what it says besides."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from quantkit.errors import RecipeError, SourceError
+from quantkit.importance.file import Entry, ImportanceFile
+from quantkit.importance.moments import MomentReader
+from quantkit.importance.names import Place, places_of
+from quantkit.numerics.shrinkage import PRIOR_TOKENS
+from quantkit.plan.plan import Action, Job, Plan
+from quantkit.plan.same_model import check_model
+from quantkit.weights.binding import Binding
+from quantkit.weights.completeness import text_root
+from quantkit.weights.weight import Weight
+
+_MOST_NAMES = 20  # of a list in documents
+_NUMBER = re.compile(r"\.experts\.\d+\.")
+
+
+class Cover(StrEnum):
+    """How a weight is covered."""
+
+    OWN = "own"  # by moments of its own
+    RARE = "rare"  # by its own, which count less than those of its layer
+    LAYER = "layer"  # by those of its layer alone
+    NONE = "none"  # not at all: searched as without a file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Importance:
+    """A file of second moments, and what it means for a plan.
+
+    ``places``: of the quantized weights that the file speaks of. ``cover``: weights by role and cover. ``missing``:
+    weights without moments, experts of a projection together, and how many. ``unused``: entries of no weight here.
+    """
+
+    file: ImportanceFile
+    places: Mapping[str, Place]
+    cover: Mapping[str, Mapping[Cover, int]]
+    missing: Mapping[str, int]
+    unused: tuple[str, ...]
+
+    @property
+    def num_weights(self) -> int:
+        return sum(sum(one.values()) for one in self.cover.values())
+
+    def count(self, cover: Cover) -> int:
+        """Weights of all roles."""
+        return sum(one[cover] for one in self.cover.values())
+
+    def reader(self) -> MomentReader:
+        """For one process. Raises SourceError where the file is not there, or is another."""
+        return MomentReader(self.file, self.places)
+
+    def identity(self) -> dict[str, Any]:
+        """What makes a run with another file another run."""
+        return {"kind": self.file.kind, "sha256": self.file.sha256}
+
+    def document(self) -> dict[str, Any]:
+        """The file and its coverage, without a path: the same wherever it lies."""
+        return {
+            **self.identity(),
+            "about": dict(self.file.about),
+            "prior_tokens": PRIOR_TOKENS,
+            "weights": {
+                role: {kind.value: counts[kind] for kind in Cover} for role, counts in sorted(self.cover.items())
+            },
+            "missing": dict(list(self.missing.items())[:_MOST_NAMES]),
+            "num_unused": len(self.unused),
+            "unused": list(self.unused[:_MOST_NAMES]),
+        }
+
+
+def with_importance(plan: Plan, file: ImportanceFile) -> Plan:
+    """The plan with a search that is weighted by the file.
+
+    Raises RecipeError where nothing is searched, SourceError where the file is of another model, as its fingerprint,
+    its shapes or its names tell.
+    """
+    if plan.recipe.scales != "search":
+        raise RecipeError(
+            f"importance weights the search of scales, and scales are {plan.recipe.scales}",
+            remedy="leave --importance or --scales out",
+        )
+    jobs = [job for job in plan.jobs if job.action is Action.INT4]
+    if not jobs:
+        raise RecipeError("nothing becomes INT4 here that importance could weight", remedy="leave --importance out")
+    weights = {job.weight.name: job.weight for job in plan.jobs}
+    warnings = () if file.model is None else check_model(plan, file.model, file.path)
+    places = _places(file, weights)
+    _check_shapes(file, weights, places, is_incomplete=plan.is_incomplete)
+    made = _importance(file, jobs, places)
+    if made.count(Cover.NONE) == made.num_weights:
+        raise SourceError(
+            f"covers none of the {made.num_weights} weights that become INT4 (it speaks of "
+            f"{next(iter(file.entries), 'nothing')})",
+            file=file.path,
+            remedy="give a file of this model",
+        )
+    return replace(plan, importance=made, warnings=(*plan.warnings, *warnings, *_warnings(made)))
+
+
+def _places(file: ImportanceFile, weights: Mapping[str, Weight]) -> dict[str, Place]:
+    """Of all matrices that have an entry."""
+    root = text_root(Binding(weights=weights, dropped={}))
+    places = {}
+    for name, weight in weights.items():
+        if weight.is_matrix:
+            found = places_of(weight.module, kind=file.kind, root=root)
+            place = next((one for one in found if one.entry in file.entries), None)
+            if place is not None:
+                places[name] = place
+    return places
+
+
+def _check_shapes(
+    file: ImportanceFile, weights: Mapping[str, Weight], places: Mapping[str, Place], *, is_incomplete: bool
+) -> None:
+    """Raise SourceError for an entry of other channels or experts than the weights that it is for."""
+    num_experts: Counter[str] = Counter()
+    for place in places.values():
+        num_experts[place.entry] = max(num_experts[place.entry], (place.expert or 0) + 1)
+    for name, place in places.items():
+        entry, num_cols, num_rows = file.entries[place.entry], weights[name].num_cols, num_experts[place.entry]
+        has_all = entry.num_values == num_cols * num_rows or (is_incomplete and entry.num_values % num_cols == 0)
+        tokens = len(entry.tokens or (0,))
+        if not has_all or entry.num_values < num_cols * num_rows or tokens not in (1, entry.num_values // num_cols):
+            raise SourceError(
+                f"holds {entry.num_values} moments with {tokens} counts, but {name} needs {num_rows} x {num_cols}",
+                tensor=entry.values.name,
+                file=file.path,
+                remedy="give a file of this model",
+            )
+
+
+def _importance(file: ImportanceFile, jobs: list[Job], places: Mapping[str, Place]) -> Importance:
+    layers = _Layers(file)
+    cover: dict[str, Counter[Cover]] = defaultdict(Counter)
+    missing: Counter[str] = Counter()
+    kept = {}
+    for job in jobs:
+        weight = job.weight
+        place = places.get(weight.name)
+        how = Cover.NONE if place is None else layers.cover(place, weight.num_cols)
+        cover[job.role.value][how] += 1
+        if how is Cover.NONE:
+            missing[_NUMBER.sub(".experts.*.", weight.module)] += 1
+        elif place is not None:
+            kept[weight.name] = place
+    used = {place.entry for place in places.values()}
+    unused = tuple(sorted(name for name in file.entries if name not in used))
+    return Importance(file=file, places=kept, cover=dict(cover), missing=dict(missing), unused=unused)
+
+
+class _Layers:
+    """Tokens of every entry's rows, looked up once."""
+
+    def __init__(self, file: ImportanceFile) -> None:
+        self._file = file
+        self._tokens: dict[str, list[int | None]] = {}
+
+    def cover(self, place: Place, num_cols: int) -> Cover:
+        tokens = self._tokens_of(place.entry, num_cols)
+        own = tokens[place.expert or 0]
+        if own == 0:
+            return Cover.LAYER if place.expert is not None and any(one != 0 for one in tokens) else Cover.NONE
+        is_rare = place.expert is not None and own is not None and own < PRIOR_TOKENS
+        return Cover.RARE if is_rare else Cover.OWN
+
+    def _tokens_of(self, name: str, num_cols: int) -> list[int | None]:
+        if name not in self._tokens:
+            entry: Entry = self._file.entries[name]
+            rows = range(entry.num_values // num_cols)
+            self._tokens[name] = [entry.tokens_of(row, num_cols) for row in rows]
+        return self._tokens[name]
+
+
+def _warnings(importance: Importance) -> Iterator[str]:
+    num_missing = importance.count(Cover.NONE)
+    if num_missing:
+        name, _ = next(iter(importance.missing.items()))
+        yield (
+            f"importance: {num_missing} of {importance.num_weights} weights have no moments ({name}"
+            f"{', ...' if len(importance.missing) > 1 else ''}) and are searched as without a file"
+        )
+    num_rare = importance.count(Cover.RARE) + importance.count(Cover.LAYER)
+    if num_rare:
+        yield (
+            f"importance: {num_rare} of {importance.num_weights} weights saw fewer than {PRIOR_TOKENS} tokens: the "
+            "average of their layer counts for more than their own moments"
+        )
+    if importance.unused:
+        yield (
+            f"importance: {len(importance.unused)} entries of the file are of no weight here "
+            f"({', '.join(importance.unused[:3])}{', ...' if len(importance.unused) > 3 else ''})"
+        )

@@ -1,0 +1,134 @@
+"""The methods that bench_quality.py compares: each makes a directory of INT4 out of an FP8 checkpoint.
+
+A new method is a function of a ``Job`` and a line in ``METHODS``.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from scripts.fp8_blocks import read_dense, read_tokens
+
+QUANTKIT = Path(sys.executable).with_name("quantkit")
+# what is quantized, by model type and scope; the first pattern of each is what recipes quantize
+EXPERTS = r"re:.*\.mlp\.experts\.\d+\.\w+_proj$"
+TARGETS = {
+    ("glm_moe_dsa", "experts"): (EXPERTS,),
+    ("glm_moe_dsa", "linears"): (
+        EXPERTS,
+        r"re:.*\.mlp\.(?:shared_experts\.)?\w+_proj$",
+        r"re:.*\.self_attn\.(?:q_a_proj|q_b_proj|kv_a_proj_with_mqa|o_proj)$",
+    ),
+    ("llama", "linears"): (r"re:.*\.layers\.\d+\.\w+\.\w+_proj$",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """``dense`` holds the values of ``source`` in BF16. Statistics may be taken from its calibration text."""
+
+    source: Path
+    dense: Path
+    output: Path
+    group_size: int
+    targets: tuple[str, ...]
+
+
+def write_dense(source: Path, directory: Path) -> None:
+    """The source as a plain BF16 checkpoint, for tools that read no FP8."""
+    directory.mkdir()
+    tensors = {
+        name: tensor.to(torch.float32 if name.endswith("e_score_correction_bias") else torch.bfloat16).contiguous()
+        for name, tensor in read_dense(source).items()
+    }
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    del config["quantization_config"]
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def quantkit(*options: str) -> Callable[[Job], None]:
+    """`quantkit convert` with some options."""
+
+    def convert(job: Job) -> None:
+        targets = [part for target in job.targets for part in ("--targets", target)]
+        command = [QUANTKIT, "convert", job.source, "--to", "int4", "--output", job.output, "--jobs", "1", "--quiet"]
+        command += ["--group-size", str(job.group_size), *targets, "--allow-unservable", *options]
+        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+
+    return convert
+
+
+def observer(name: str) -> Callable[[Job], None]:
+    """llm-compressor without data, shard by shard."""
+
+    def quantize(job: Job) -> None:
+        from llmcompressor.entrypoints.model_free import model_free_ptq
+
+        scheme = _scheme(job, observer=name)
+        model_free_ptq(job.dense, job.output, scheme=scheme, max_workers=1, device="cpu")
+
+    return quantize
+
+
+def gptq(job: Job) -> None:
+    """llm-compressor's GPTQ with its defaults, in FP32."""
+    from datasets import Dataset
+    from llmcompressor import oneshot
+    from llmcompressor.modeling.moe.linearize import load_quantizable_moe
+    from llmcompressor.modifiers.gptq import GPTQModifier
+    from transformers import AutoModelForCausalLM
+
+    tokens = read_tokens(job.source, "calibration").tolist()
+    rows = [{"input_ids": row, "attention_mask": [1] * len(row)} for row in tokens]
+    with load_quantizable_moe():
+        model = AutoModelForCausalLM.from_pretrained(job.dense, dtype=torch.float32)
+    is_moe = model.config.model_type == "glm_moe_dsa"
+    with _quiet():
+        oneshot(
+            model=model,
+            dataset=Dataset.from_list(rows),
+            recipe=[GPTQModifier(config_groups={"group_0": _scheme(job)})],
+            max_seq_length=len(tokens[0]),
+            num_calibration_samples=len(rows),
+            shuffle_calibration_samples=False,
+            # the indexer cannot be traced
+            sequential_targets=["GlmMoeDsaAttention", "ExpertMLP"] if is_moe else None,
+        )
+    model.save_pretrained(job.output, save_compressed=True)
+
+
+def _scheme(job: Job, **options: Any) -> Any:
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    weights = QuantizationArgs(
+        num_bits=4, type="int", symmetric=True, strategy="group", group_size=job.group_size, **options
+    )
+    return QuantizationScheme(targets=list(job.targets), weights=weights)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    from loguru import logger
+
+    logger.disable("llmcompressor")
+    yield
+    logger.enable("llmcompressor")
+
+
+METHODS: dict[str, Callable[[Job], None]] = {
+    "absmax": quantkit("--scales", "absmax"),
+    "llm-compressor minmax": observer("minmax"),
+    "llm-compressor mse": observer("memoryless_mse"),
+    "search": quantkit("--scales", "search"),
+    "search, positive": quantkit("--scales", "search", "--positive-scales"),
+    "llm-compressor GPTQ": gptq,
+}

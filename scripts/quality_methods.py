@@ -6,8 +6,7 @@ A new method is a function of a ``Job`` and a line in ``METHODS``.
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from scripts.fp8_blocks import read_dense, read_tokens
+from scripts.fp8_blocks import read_dense
 
 QUANTKIT = Path(sys.executable).with_name("quantkit")
 # what is quantized, by model type and scope; the first pattern of each is what recipes quantize
@@ -60,9 +59,9 @@ def quantkit(*options: str) -> Callable[[Job], None]:
 
     def convert(job: Job) -> None:
         targets = [part for target in job.targets for part in ("--targets", target)]
-        command = [QUANTKIT, "convert", job.source, "--to", "int4", "--output", job.output, "--jobs", "1", "--quiet"]
-        command += ["--group-size", str(job.group_size), *targets, "--allow-unservable", *options]
-        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+        command: list[Any] = [QUANTKIT, "convert", job.source, "--to", "int4", "--output", job.output, *options]
+        command += ["--group-size", job.group_size, *targets, "--allow-unservable", "--jobs", 1, "--quiet"]
+        _run(command)
 
     return convert
 
@@ -80,30 +79,19 @@ def observer(name: str) -> Callable[[Job], None]:
 
 
 def gptq(job: Job) -> None:
-    """llm-compressor's GPTQ with its defaults, in FP32."""
-    from datasets import Dataset
-    from llmcompressor import oneshot
-    from llmcompressor.modeling.moe.linearize import load_quantizable_moe
-    from llmcompressor.modifiers.gptq import GPTQModifier
-    from transformers import AutoModelForCausalLM
+    """llm-compressor's GPTQ with its defaults, in FP32: layer by layer, statistics of what quantized layers give."""
+    script = Path(__file__).with_name("quality_gptq.py")
+    command = [sys.executable, script, job.source, job.dense, job.output, job.group_size, *job.targets]
+    _run(command)
 
-    tokens = read_tokens(job.source, "calibration").tolist()
-    rows = [{"input_ids": row, "attention_mask": [1] * len(row)} for row in tokens]
-    with load_quantizable_moe():
-        model = AutoModelForCausalLM.from_pretrained(job.dense, dtype=torch.float32)
-    is_moe = model.config.model_type == "glm_moe_dsa"
-    with _quiet():
-        oneshot(
-            model=model,
-            dataset=Dataset.from_list(rows),
-            recipe=[GPTQModifier(config_groups={"group_0": _scheme(job)})],
-            max_seq_length=len(tokens[0]),
-            num_calibration_samples=len(rows),
-            shuffle_calibration_samples=False,
-            # the indexer cannot be traced
-            sequential_targets=["GlmMoeDsaAttention", "ExpertMLP"] if is_moe else None,
-        )
-    model.save_pretrained(job.output, save_compressed=True)
+
+def _run(command: list[Any]) -> None:
+    """To the end; what it says is shown if it fails."""
+    done = subprocess.run(
+        list(map(str, command)), check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))} ended with {done.returncode}\n{done.stdout}")
 
 
 def _scheme(job: Job, **options: Any) -> Any:
@@ -113,15 +101,6 @@ def _scheme(job: Job, **options: Any) -> Any:
         num_bits=4, type="int", symmetric=True, strategy="group", group_size=job.group_size, **options
     )
     return QuantizationScheme(targets=list(job.targets), weights=weights)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    from loguru import logger
-
-    logger.disable("llmcompressor")
-    yield
-    logger.enable("llmcompressor")
 
 
 METHODS: dict[str, Callable[[Job], None]] = {

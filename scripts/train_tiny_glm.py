@@ -62,7 +62,7 @@ def tiny_config() -> GlmMoeDsaConfig:
         index_topk=1024,
         first_k_dense_replace=1,
         max_position_embeddings=1024,
-        initializer_range=0.05,
+        initializer_range=0.02,
         bos_token_id=None,
         eos_token_id=None,
     )

@@ -7,6 +7,7 @@ taken from and what it is measured on have no file in common.
 import ast
 import hashlib
 import html
+import os
 import re
 import sysconfig
 from collections.abc import Iterator
@@ -26,15 +27,31 @@ SEPARATOR = b"\0"
 MIN_BYTES = 400
 
 
+def files_of(part: Part) -> Iterator[Path]:
+    """In the order of their paths."""
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(_python_files(root) | set(root.glob("LICENSE*"))):
+        if part_of(path.relative_to(root).as_posix()) == part and path.stat().st_size >= MIN_BYTES:
+            yield path
+
+
+def _python_files(root: Path) -> set[Path]:
+    found = set()
+    for directory, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in LEFT_OUT]
+        found |= {Path(directory, name) for name in names if name.endswith(".py")}
+    return found
+
+
 def text_of(part: Part) -> bytes:
     """The files of a part in the order of their paths, with a zero byte between two."""
-    return SEPARATOR.join(path.read_bytes() for path in _files(part))
+    return SEPARATOR.join(path.read_bytes() for path in files_of(part))
 
 
 def prose_of(part: Part) -> str:
     """What the files of a part say in English: licences, and every string of several lines that has sentences."""
     texts = []
-    for path in _files(part):
+    for path in files_of(part):
         text = path.read_text(encoding="utf-8", errors="replace")
         if path.suffix == ".py":
             strings = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
@@ -70,15 +87,6 @@ def part_of(place: str) -> Part:
     """One file of sixteen is for measuring, one for statistics."""
     number = hashlib.sha256(place.encode()).digest()[0] % 16
     return "evaluation" if number == 0 else "calibration" if number == 1 else "training"
-
-
-def _files(part: Part) -> Iterator[Path]:
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted([*root.rglob("*.py"), *root.glob("LICENSE*")]):
-        place = path.relative_to(root)
-        is_text = LEFT_OUT.isdisjoint(place.parts) and path.stat().st_size >= MIN_BYTES
-        if is_text and part_of(place.as_posix()) == part:
-            yield path
 
 
 def _is_prose(text: str) -> bool:

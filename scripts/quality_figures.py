@@ -80,7 +80,7 @@ class Reference:
         for name, weight in read_int4(output).items():
             error2 += (weight - self.weights[name]).double().square().sum().item()
             norm2 += self.weights[name].double().square().sum().item()
-        return float((error2 / norm2) ** 0.5)
+        return float((error2 / norm2) ** 0.5) if norm2 else 0.0
 
 
 @torch.no_grad()

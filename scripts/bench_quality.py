@@ -38,7 +38,7 @@ def measure(source: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """One document for each scope and group size."""
     config = json.loads((source / "config.json").read_text())
     model_type = config["model_type"]
-    reference, documents = Reference.of(source), []
+    reference, documents = Reference.of(source, options.windows), []
     with tempfile.TemporaryDirectory(dir=options.work) as work:
         dense = Path(work) / "dense"
         write_dense(source, dense)
@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, metavar="METHOD")
     parser.add_argument("--group-size", type=int, nargs="+", help="[32 and 128; 32 and 64 of SmolLM2]")
     parser.add_argument("--scope", nargs="+", default=["experts", "linears"], choices=["experts", "linears"])
+    parser.add_argument("--windows", type=int, help="measure on the first of them only")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--work", type=Path, help="where outputs are made and removed [the system's temporary folder]")
     parser.add_argument("--json", type=Path, help="write the figures here, too")

@@ -58,7 +58,7 @@ def write_fp8_checkpoint(
     for name, tensor in stored.items():
         shards[int(filled >= total / 2)][name] = tensor
         filled += tensor.nbytes
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         shard_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file(shard, directory / shard_name, {"format": "pt"})
@@ -103,7 +103,8 @@ def _unpacked(module: str, stored: Mapping[str, Tensor]) -> Tensor:
     codes = unpack_from_int32(stored[module + ".weight_packed"], 4, shape).float()
     scale = stored[module + ".weight_scale"].float()
     group_size = -(-shape[1] // scale.shape[1])
-    return codes * scale.repeat_interleave(group_size, 1)[:, : shape[1]]
+    values: Tensor = codes * scale.repeat_interleave(group_size, 1)[:, : shape[1]]
+    return values
 
 
 def load_model(directory: Path, weights: Mapping[str, Tensor] | None = None) -> Any:
@@ -113,7 +114,7 @@ def load_model(directory: Path, weights: Mapping[str, Tensor] | None = None) -> 
     document = json.loads((directory / "config.json").read_text())
     document.pop("quantization_config", None)
     config = AutoConfig.for_model(**(document | {"dtype": "float32"}))
-    kind = AutoModelForCausalLM._model_mapping[type(config)]
+    kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
     found = dict(read_dense(directory) if weights is None else weights)
     return kind.from_pretrained(None, config=config, state_dict=found, dtype=torch.float32).eval()
 
@@ -125,4 +126,5 @@ def write_tokens(directory: Path, part: str, tokens: Tensor) -> None:
 
 
 def read_tokens(directory: Path, part: str) -> Tensor:
-    return load_file(directory / "text" / f"{part}.safetensors")["input_ids"]
+    tokens: Tensor = load_file(directory / "text" / f"{part}.safetensors")["input_ids"]
+    return tokens

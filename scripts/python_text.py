@@ -80,7 +80,8 @@ def byte_tokens(part: Part) -> NDArray[np.int64]:
 def windows(tokens: NDArray[np.int64], num_windows: int, length: int) -> NDArray[np.int64]:
     """Windows [num_windows, length] that lie evenly over a text, without overlap where it is long enough."""
     starts = np.linspace(0, len(tokens) - length, num_windows).astype(np.int64)
-    return tokens[starts[:, None] + np.arange(length)]
+    found: NDArray[np.int64] = tokens[starts[:, None] + np.arange(length)]
+    return found
 
 
 def part_of(place: str) -> Part:

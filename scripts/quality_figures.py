@@ -34,7 +34,7 @@ class Figures:
 
 
 def standard_error(values: Tensor) -> float:
-    return (values.std() / len(values) ** 0.5).item()
+    return float((values.std() / len(values) ** 0.5).item())
 
 
 def ratio_of(first: Tensor, second: Tensor) -> tuple[float, float]:
@@ -53,8 +53,8 @@ class Reference:
     log_probabilities: list[Tensor]
 
     @classmethod
-    def of(cls, source: Path) -> "Reference":
-        tokens, weights = read_tokens(source, "evaluation"), read_dense(source)
+    def of(cls, source: Path, num_windows: int | None = None) -> "Reference":
+        tokens, weights = read_tokens(source, "evaluation")[:num_windows], read_dense(source)
         return cls(source, tokens, weights, list(log_probabilities(source, weights, tokens)))
 
     def compare(self, output: Path) -> Figures:

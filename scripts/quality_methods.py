@@ -66,23 +66,12 @@ def quantkit(*options: str) -> Callable[[Job], None]:
     return convert
 
 
-def observer(name: str) -> Callable[[Job], None]:
-    """llm-compressor without data, shard by shard."""
-
-    def quantize(job: Job) -> None:
-        from llmcompressor.entrypoints.model_free import model_free_ptq
-
-        scheme = _scheme(job, observer=name)
-        model_free_ptq(job.dense, job.output, scheme=scheme, max_workers=1, device="cpu")
-
-    return quantize
-
-
-def gptq(job: Job) -> None:
-    """llm-compressor's GPTQ with its defaults, in FP32: layer by layer, statistics of what quantized layers give."""
-    script = Path(__file__).with_name("quality_gptq.py")
-    command = [sys.executable, script, job.source, job.dense, job.output, job.group_size, *job.targets]
-    _run(command)
+def llmcompressor(method: str) -> Callable[[Job], None]:
+    """GPTQ or an observer of llm-compressor."""
+    script = Path(__file__).with_name("quality_llmcompressor.py")
+    return lambda job: _run(
+        [sys.executable, script, method, job.source, job.dense, job.output, job.group_size, *job.targets]
+    )
 
 
 def _run(command: list[Any]) -> None:
@@ -94,20 +83,11 @@ def _run(command: list[Any]) -> None:
         raise SystemExit(f"{' '.join(map(str, command))} ended with {done.returncode}\n{done.stdout}")
 
 
-def _scheme(job: Job, **options: Any) -> Any:
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-
-    weights = QuantizationArgs(
-        num_bits=4, type="int", symmetric=True, strategy="group", group_size=job.group_size, **options
-    )
-    return QuantizationScheme(targets=list(job.targets), weights=weights)
-
-
 METHODS: dict[str, Callable[[Job], None]] = {
     "absmax": quantkit("--scales", "absmax"),
-    "llm-compressor minmax": observer("minmax"),
-    "llm-compressor mse": observer("memoryless_mse"),
+    "llm-compressor minmax": llmcompressor("minmax"),
+    "llm-compressor mse": llmcompressor("memoryless_mse"),
     "search": quantkit("--scales", "search"),
     "search, positive": quantkit("--scales", "search", "--positive-scales"),
-    "llm-compressor GPTQ": gptq,
+    "llm-compressor GPTQ": llmcompressor("gptq"),
 }

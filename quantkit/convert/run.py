@@ -25,7 +25,9 @@ MOST_RANKS = 4096
 _CONSEQUENCES = ("outputs.", "source.shards.")
 
 
-def run_document(plan: Plan, provenance: Mapping[str, str], *, world_size: int) -> dict[str, Any]:
+def run_document(
+    plan: Plan, provenance: Mapping[str, str], *, world_size: int, words_sha256: str | None = None
+) -> dict[str, Any]:
     """What makes a run this one: the tool, its limits, the recipe, the source's config and headers, every decision."""
     checkpoint = plan.checkpoint
     return {
@@ -34,6 +36,7 @@ def run_document(plan: Plan, provenance: Mapping[str, str], *, world_size: int) 
         "partial": None if plan.partial is None else plan.partial.document(),
         "recipe": recipe_document(plan.recipe),
         "world_size": world_size,
+        "words": words_sha256,
         "is_incomplete": plan.is_incomplete,
         "source": {
             **provenance,

@@ -7,15 +7,18 @@ packing or raw codes taken for weights show as 0.3 to thousands.
 from collections.abc import Iterable, Iterator
 
 from quantkit.integrity.weight_errors import ClassError, WeightError
+from quantkit.recipe import Recipe
 from quantkit.verify.report import Finding
 
 MAX_RELATIVE_ERROR = {32: 0.16, 64: 0.18, 128: 0.20}
+MORE_BY_METHOD = {"search": 1.0, "gptq": 2.0, "awq": 1.0}
 WARN_ABOVE_MEDIAN = 1.3
 
 
-def check_errors(errors: Iterable[WeightError], classes: Iterable[ClassError], *, group_size: int) -> Iterator[Finding]:
+def check_errors(errors: Iterable[WeightError], classes: Iterable[ClassError], recipe: Recipe) -> Iterator[Finding]:
     """An error for each weight above the threshold, a warning above 1.3 times the median of its class."""
-    threshold = MAX_RELATIVE_ERROR[group_size]
+    group_size = recipe.group_size
+    threshold = MAX_RELATIVE_ERROR[group_size] * MORE_BY_METHOD[recipe.method]
     medians = {one.role: one.median for one in classes}
     for error in errors:
         if not error.relative <= threshold:

@@ -125,7 +125,7 @@ def _with_engine(report: VerifyReport, engine: EngineReport) -> VerifyReport:
 
 def _with_comparison(report: VerifyReport, comparison: Comparison, plan: Plan, *, is_fast: bool) -> VerifyReport:
     classes = class_errors(comparison.errors)
-    thresholds = check_errors(comparison.errors, classes, group_size=plan.recipe.group_size)
+    thresholds = check_errors(comparison.errors, classes, plan.recipe)
     report = report.with_findings(comparison.findings[:_MAX_FINDINGS])
     return replace(
         report.with_findings(first_findings(thresholds, _MAX_FINDINGS)),

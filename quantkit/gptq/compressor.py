@@ -6,7 +6,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -47,6 +46,7 @@ def _quantized_model(shot: OneShot, modifiers: list[Any]) -> Iterator[Any]:
     oneshot: Any = llmcompressor.oneshot  # type: ignore[attr-defined]
 
     model = _load(shot)
+    rows: Any = list(shot.tokens.ids)
     length = shot.tokens.ids_NS.shape[1]
 
     def collate(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -57,7 +57,7 @@ def _quantized_model(shot: OneShot, modifiers: list[Any]) -> Iterator[Any]:
         oneshot(
             model=model,
             processor=object(),  # it asks for one, and uses none where the data is tokens
-            dataset=DataLoader(list(shot.tokens.ids), batch_size=1, collate_fn=collate),
+            dataset=DataLoader(rows, batch_size=1, collate_fn=collate),
             recipe=modifiers,
             pipeline="sequential",
             moe_calibrate_all_experts=True,
@@ -106,12 +106,13 @@ def _load(shot: OneShot) -> Any:
 @contextmanager
 def _without_pinning() -> Iterator[None]:
     """Pinned memory is for copies to a GPU: without one torch refuses it, and AWQ asks for it all the same."""
+    from compressed_tensors.utils import patch_attr
     from llmcompressor.pipelines.cache import IntermediatesCache
 
     if torch.accelerator.is_available():
         yield
         return
-    with mock.patch.object(IntermediatesCache, "pin_memory", lambda *_: None):
+    with patch_attr(IntermediatesCache, "pin_memory", lambda *_: None):
         yield
 
 

@@ -19,7 +19,7 @@ LAYERS = [
     {"weights", "recipe"},
     {"transcode", "sources", "memory"},
     {"plan", "streaming"},
-    {"verify"},
+    {"verify", "calibrate"},
     {"convert", "serving"},
     {"gptq"},
     {"cli"},

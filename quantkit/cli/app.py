@@ -13,7 +13,19 @@ from typing import Any, NoReturn
 import typer
 
 from quantkit import __version__
-from quantkit.cli import card, convert, gate, inspect, memory_plan, plan, recipes, relayout, serve_plan, verify
+from quantkit.cli import (
+    calibrate,
+    card,
+    convert,
+    gate,
+    inspect,
+    memory_plan,
+    plan,
+    recipes,
+    relayout,
+    serve_plan,
+    verify,
+)
 from quantkit.cli.document import head
 from quantkit.cli.summary_file import add_summary, asked_for
 from quantkit.errors import QuantkitError, SourceError, UsageError
@@ -44,7 +56,7 @@ def _root(
     pass
 
 
-for _module in (convert, plan, verify, inspect, relayout, card, memory_plan, serve_plan, gate, recipes):
+for _module in (convert, plan, verify, inspect, relayout, card, memory_plan, serve_plan, calibrate, gate, recipes):
     _module.register(app)
 
 

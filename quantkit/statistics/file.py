@@ -1,7 +1,6 @@
 """Read and write a statistics file: safetensors, one tensor for each thing that was measured."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -78,24 +77,37 @@ def write_statistics(path: Path, arrays: Mapping[str, Array], *, model: str, abo
 
     The same arrays give the same bytes. Raises UsageError where the file is there already.
     """
+    specs = {name: TensorSpec(_DTYPES[array.dtype], array.shape) for name, array in arrays.items()}
+    _write(path, specs, arrays.__getitem__, model=model, about=about)
+
+
+def join_statistics(path: Path, parts: Sequence[Statistics], *, model: str, about: Mapping[str, str]) -> None:
+    """All tensors of several files in one, read one by one. Raises as ``write_statistics``."""
+    owners = {name: part for part in parts for name in part.tensors}
+    specs = {name: part.tensors[name].spec for name, part in owners.items()}
+    _write(path, specs, lambda name: owners[name].read(name), model=model, about=about)
+
+
+def _write(
+    path: Path,
+    specs: Mapping[str, TensorSpec],
+    read: Callable[[str], Array],
+    *,
+    model: str,
+    about: Mapping[str, str],
+) -> None:
     if path.exists():
         raise UsageError("exists already", file=path, remedy="choose another -o, or remove it")
     draft = path.with_name(path.name + ".draft")
-    specs = {name: TensorSpec(_DTYPES[array.dtype], array.shape) for name, array in arrays.items()}
     metadata = {"format": "pt", _VERSION_KEY: VERSION, _MODEL_KEY: model, **about}
     with named_errors(draft):
         draft.unlink(missing_ok=True)
     writer = ShardWriter(draft, order_tensors(specs), metadata)
     try:
         for name in writer.specs:
-            writer.write(name, arrays[name])
+            writer.write(name, read(name))
         writer.close()
     finally:
         writer.abort()
     with named_errors(path):
         draft.replace(path)
-
-
-def as_text(value: Mapping[str, object]) -> str:
-    """A JSON object as a metadata string: keys in order, no spaces."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))

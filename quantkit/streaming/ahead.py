@@ -8,9 +8,10 @@ Made = TypeVar("Made")
 
 
 def ahead(makers: Iterable[Callable[[], Made]]) -> Iterator[Made]:
-    """Results in order, each begun when the one before it is handed out: two are alive at a time.
+    """Results in order, each begun when the one before it is handed out.
 
-    An error is raised in its place. Nothing new is begun once the caller stops.
+    Two are alive at a time where the caller lets go of one before it asks for the next. An error is raised in its
+    place. Nothing new is begun once the caller stops.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="quantkit-ahead") as pool:
         waiting = None

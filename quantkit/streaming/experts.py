@@ -99,7 +99,8 @@ class ExpertWeights:
         chosen_TK = routing.chosen_TK
         hit = torch.bincount(chosen_TK.reshape(-1), minlength=len(self.weights)).tolist()
         numbers = [number for number, count in enumerate(hit) if count or visit is not None]
-        for number, weights in zip(numbers, ahead(partial(self._load, n, device, dtype) for n in numbers), strict=True):
+        # no zip: it would hold on to an expert while the one after the next is loaded
+        for number, weights in ahead(partial(self._load, number, device, dtype) for number in numbers):
             rows_T, places_T = torch.where(chosen_TK == number)
             one = ExpertVisit(
                 experts=self.name,
@@ -113,9 +114,10 @@ class ExpertWeights:
             if visit is not None:
                 visit(one)
             _add_answers(one, into_TC, observer)
+            del one, weights  # before the one after the next is loaded
 
-    def _load(self, number: int, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-        return {part: decode_weight(one).to(device, dtype) for part, one in self.weights[number].items()}
+    def _load(self, number: int, device: torch.device, dtype: torch.dtype) -> tuple[int, dict[str, Tensor]]:
+        return number, {part: decode_weight(one).to(device, dtype) for part, one in self.weights[number].items()}
 
 
 def _add_answers(one: ExpertVisit, into_TC: Tensor, observer: Observer | None) -> None:

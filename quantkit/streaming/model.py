@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from quantkit.checkpoint.source import Checkpoint
 from quantkit.errors import SourceError
+from quantkit.families.config_values import number_in_name
 from quantkit.families.family import Family
 from quantkit.streaming.architectures import build_skeleton
 from quantkit.streaming.decode import decode_rows, decode_weight
@@ -53,6 +54,16 @@ class StreamedModel:
     def root(self) -> str:
         """What stands before ``layers.``."""
         return text_root(self.binding)
+
+    def layer_bytes(self) -> list[int]:
+        """Stored bytes of each layer, experts included."""
+        sizes = [0] * self.num_layers
+        prefix = f"{self.root}layers."
+        for weight in self.binding.weights.values():
+            digits, _, _ = weight.name.removeprefix(prefix).partition(".")
+            if weight.name.startswith(prefix) and digits.isdigit() and number_in_name(digits) < len(sizes):
+                sizes[number_in_name(digits)] += weight.stored_bytes
+        return sizes
 
     def embed(self, ids_T: Tensor) -> Tensor:
         """[T, H] of token ids; only their rows are read."""

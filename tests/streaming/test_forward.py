@@ -4,16 +4,22 @@ import pytest
 import torch
 
 from quantkit.checkpoint.source import open_checkpoint
+from quantkit.errors import ResourceError, SourceError
 from quantkit.families import family_of
+from quantkit.streaming import layer as layer_module
 from quantkit.streaming import open_model, open_states
 from tests.streaming.models import CLASSES, lively_checkpoint, whole_model
 
 IDS = torch.randint(0, 128, (5, 24), generator=torch.Generator().manual_seed(0))
 
 
-def streamed_logits(directory, ids=IDS, *, work=None, dtype=torch.float32):
+def opened(directory, dtype=torch.float32):
     checkpoint = open_checkpoint(directory)
-    model = open_model(checkpoint, family_of(checkpoint.config), dtype=dtype)
+    return open_model(checkpoint, family_of(checkpoint.config), dtype=dtype)
+
+
+def streamed_logits(directory, ids=IDS, *, work=None, dtype=torch.float32):
+    model = opened(directory, dtype)
     states = open_states(*ids.shape, model.hidden_size, dtype=dtype, directory=work)
     states.hidden[:] = model.embed(ids.reshape(-1))
     for index in range(model.num_layers):
@@ -34,3 +40,88 @@ def test_logits_equal_those_of_the_whole_model(tmp_path, model_type):
         expected = whole_model(tiny, model_type)(IDS).logits
     # float32 sums in another order: a few steps of 2**-24 a layer
     assert_equal_logits(expected, streamed_logits(tmp_path / "source"), rel_rms=2e-5)
+
+
+def test_bfloat16_differs_by_its_rounding(tmp_path):
+    tiny = lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
+    with torch.no_grad():
+        exact = whole_model(tiny, "glm_moe_dsa")(IDS).logits
+        expected = whole_model(tiny, "glm_moe_dsa", torch.bfloat16)(IDS).logits.float()
+    got = streamed_logits(tmp_path / "source", dtype=torch.bfloat16)
+    rounding = ((expected - exact).pow(2).mean().sqrt() / exact.std()).item()
+    # both round at each step, in another order: as far from each other as each is from the exact logits
+    assert_equal_logits(expected, got, rel_rms=2 * rounding)
+    assert_equal_logits(exact, got, rel_rms=2 * rounding)
+
+
+def test_layers_that_share_an_indexer_get_its_choice(tmp_path):
+    changes = {"num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"], "index_topk": 4}
+    tiny = lively_checkpoint(tmp_path / "source", "glm_moe_dsa", config_changes=changes)
+    (tmp_path / "work").mkdir()
+    with torch.no_grad():
+        expected = whole_model(tiny, "glm_moe_dsa")(IDS).logits
+    assert_equal_logits(expected, streamed_logits(tmp_path / "source", work=tmp_path / "work"), rel_rms=2e-5)
+
+
+def test_sequences_in_files_and_in_small_batches_give_the_same(tmp_path, monkeypatch):
+    lively_checkpoint(tmp_path / "source", "kimi_k2")
+    whole = streamed_logits(tmp_path / "source")
+    (tmp_path / "work").mkdir()
+    assert torch.equal(streamed_logits(tmp_path / "source", work=tmp_path / "work"), whole)
+    monkeypatch.setattr(layer_module, "BATCH_TOKENS", 2 * IDS.shape[1])  # 2, 2 and 1 sequences
+    assert_equal_logits(whole, streamed_logits(tmp_path / "source"), rel_rms=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_dense_models_equal_transformers(tmp_path, model_type, tied):
+    """Saved by transformers, with or without a head of its own."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        model_type,
+        vocab_size=128,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(tmp_path / "source")
+    with torch.no_grad():
+        expected = model(IDS).logits
+    assert_equal_logits(expected, streamed_logits(tmp_path / "source"), rel_rms=2e-5)
+
+
+def test_a_missing_weight_is_named(tmp_path):
+    tiny = lively_checkpoint(tmp_path / "source", "glm4_moe")
+    tiny.remove("model.layers.1.self_attn.q_norm.weight")
+    tiny.write()
+    with pytest.raises(SourceError, match=r"model\.layers\.1\.self_attn\.q_norm\.weight: is missing"):
+        streamed_logits(tmp_path / "source")
+
+
+def test_a_weight_of_another_shape_is_named(tmp_path):
+    tiny = lively_checkpoint(tmp_path / "source", "glm4_moe")
+    tiny.put("model.layers.0.input_layernorm.weight", torch.ones(7, dtype=torch.bfloat16))
+    tiny.write()
+    with pytest.raises(SourceError, match=r"input_layernorm\.weight: is \[7\], transformers expects \[256\]"):
+        streamed_logits(tmp_path / "source")
+
+
+def test_a_config_that_transformers_refuses_is_the_sources_fault(tmp_path):
+    tiny = lively_checkpoint(tmp_path / "source", "glm4_moe")
+    tiny.config["num_attention_heads"] = 0
+    tiny.write_config()
+    with pytest.raises(SourceError, match=r"config\.json: transformers cannot build Glm4Moe"):
+        opened(tmp_path / "source")
+
+
+def test_states_without_room_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(ResourceError, match="hidden states of"):
+        open_states(1 << 20, 1 << 12, 6144, dtype=torch.float32, directory=tmp_path)
+    assert list(tmp_path.iterdir()) == []

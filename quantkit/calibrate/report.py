@@ -1,0 +1,110 @@
+"""What a calibration saw, in short: from its statistics file."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantkit.numerics.magnitudes import quantile
+from quantkit.statistics.file import Statistics
+from quantkit.statistics.names import HISTOGRAM, KEY, LARGEST, LATENT, ROPE, SECOND_MOMENT, TOKEN_COUNT, VALUE
+
+QUANTILES = (0.99, 0.999, 0.9999)
+_EXPERTS = ".experts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertCoverage:
+    """Tokens that the experts of a layer saw. ``unvisited``: those that saw none."""
+
+    experts: str
+    num_experts: int
+    least: int
+    median: float
+    most: int
+    unvisited: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachePart:
+    """Magnitudes of one part of the KV cache of a layer, all rows together. ``quantiles``: as ``QUANTILES``."""
+
+    attention: str
+    part: str
+    num_rows: int
+    largest: float
+    quantiles: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateReport:
+    """``num_linears``: modules outside the routed experts."""
+
+    path: Path
+    model: str
+    tokens: str
+    num_sequences: int
+    length: int
+    num_linears: int
+    experts: tuple[ExpertCoverage, ...]
+    cache: tuple[CachePart, ...]
+
+    @property
+    def num_unvisited(self) -> int:
+        return sum(len(one.unvisited) for one in self.experts)
+
+
+def summarize(statistics: Statistics) -> CalibrateReport:
+    """Of a file that `calibrate` wrote."""
+    names = sorted(statistics.tensors, key=_in_order)
+    moments = [name.removesuffix(SECOND_MOMENT) for name in names if name.endswith(SECOND_MOMENT)]
+    return CalibrateReport(
+        path=statistics.path,
+        model=statistics.model,
+        tokens=statistics.metadata.get("tokens", ""),
+        num_sequences=int(statistics.metadata.get("num_sequences", "0")),
+        length=int(statistics.metadata.get("sequence_length", "0")),
+        num_linears=sum(_EXPERTS not in module for module in moments),
+        experts=tuple(_coverage(statistics, names)),
+        cache=tuple(_cache(statistics, names)),
+    )
+
+
+def _in_order(name: str) -> tuple[int, str]:
+    _, _, behind = name.partition("layers.")
+    digits = behind.partition(".")[0]
+    return (int(digits) if digits.isdigit() else 0), name
+
+
+def _coverage(statistics: Statistics, names: list[str]) -> Iterator[ExpertCoverage]:
+    for name in names:
+        if not name.endswith(f"{_EXPERTS}{TOKEN_COUNT}"):
+            continue
+        counts_E = statistics.read(name)
+        yield ExpertCoverage(
+            experts=name.removesuffix(TOKEN_COUNT),
+            num_experts=len(counts_E),
+            least=int(counts_E.min()),
+            median=float(np.median(counts_E)),
+            most=int(counts_E.max()),
+            unvisited=tuple(np.flatnonzero(counts_E == 0).tolist()),
+        )
+
+
+def _cache(statistics: Statistics, names: list[str]) -> Iterator[CachePart]:
+    for name in names:
+        attention, dot, part = name.removesuffix(HISTOGRAM).rpartition(".")
+        if not name.endswith(HISTOGRAM) or f"{dot}{part}" not in (KEY, VALUE, LATENT, ROPE):
+            continue
+        histogram_RB = cast(NDArray[np.int64], statistics.read(name))
+        largest_R = statistics.read(f"{attention}.{part}{LARGEST}")
+        yield CachePart(
+            attention=attention,
+            part=part,
+            num_rows=len(histogram_RB),
+            largest=float(largest_R.max()),
+            quantiles=tuple(quantile(histogram_RB.sum(0), fraction) for fraction in QUANTILES),
+        )

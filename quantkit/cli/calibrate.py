@@ -1,0 +1,48 @@
+"""`quantkit calibrate`: what the modules of a model are fed, and what its KV cache holds."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quantkit.cli import options as opt
+from quantkit.cli import running
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("calibrate")(calibrate)
+
+
+def calibrate(
+    source: opt.SourceArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Statistics file to create.")],
+    text: running.TextOption = None,
+    tokens: running.TokensOption = None,
+    length: running.LengthOption = None,
+    sequences: running.SequencesOption = None,
+    dtype: running.DtypeOption = "float32",
+    device: running.ModelDeviceOption = "cpu",
+    resume: opt.ResumeOption = True,
+    quiet: opt.QuietOption = False,
+    as_json: opt.JsonOption = False,
+) -> None:
+    """Run a model over a text, one layer in memory at a time, and write what was seen to a safetensors file.
+
+    For convert --importance and --stats, and for kv-scales. An interrupted run goes on behind the last layer that it
+    finished. Needs room on the disk of FILE for the hidden states of all tokens, four times.
+
+    Example: quantkit calibrate ./GLM-5.2-FP8 --text prose.txt -o stats.safetensors
+    """
+    running.check_running(text=text, tokens=tokens, length=length, dtype=dtype)
+    running.require_models()
+    from quantkit.calibrate.run import Calibration
+    from quantkit.calibrate.run import calibrate as run
+    from quantkit.cli import render
+    from quantkit.cli.show_calibration import show_calibration
+
+    model = running.open_source(source, device=device, dtype=dtype)
+    found = running.open_tokens(model, text=text, tokens=tokens, length=length, sequences=sequences)
+    with render.progress(is_quiet=quiet) as advance:
+        report = run(Calibration(model=model, tokens=found, output=output, resume=resume, report_progress=advance))
+    show_calibration(report, as_json=as_json)

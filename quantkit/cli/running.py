@@ -1,0 +1,100 @@
+"""What every command shares that runs a model: its options, the model and the token sequences."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from quantkit.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from quantkit.streaming import StreamedModel, Tokens
+
+TextOption = Annotated[
+    Optional[Path],  # noqa: UP045  (typer reads it)
+    typer.Option("--text", metavar="FILE", help="UTF-8 text, tokenized by the tokenizer beside the model."),
+]
+TokensOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--tokens", metavar="FILE", help="Safetensors with input_ids, I64 [sequences, length], instead."),
+]
+LengthOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--length", min=2, metavar="N", help="Tokens of each sequence of the text [default: 512]."),
+]
+SequencesOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--sequences", min=1, metavar="N", help="Run the first N only [default: all]."),
+]
+DtypeOption = Annotated[
+    str, typer.Option("--dtype", metavar="float32|bfloat16", help="What weights and activations are computed in.")
+]
+ModelDeviceOption = Annotated[str, typer.Option("--device", metavar="DEVICE", help="Where it runs: cpu or cuda:N.")]
+
+DTYPES = ("float32", "bfloat16")
+DEFAULT_LENGTH = 512
+
+
+def check_running(*, text: Path | None, tokens: Path | None, length: int | None, dtype: str) -> None:
+    """Raise UsageError for options that do not go together, before anything is opened."""
+    if (text is None) == (tokens is None):
+        raise UsageError("what the model reads comes from --text or from --tokens", remedy="give one of the two")
+    if tokens is not None and length is not None:
+        raise UsageError("--length cuts a text; --tokens has sequences already", remedy="leave one of them out")
+    if dtype not in DTYPES:
+        raise UsageError(f"--dtype {dtype} is not known", remedy=f"choose {' or '.join(DTYPES)}")
+
+
+def require_models() -> None:
+    """Raise UsageError where what runs a model is not installed."""
+    try:
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"running a model needs {error.name}", remedy="pip install 'quantkit[calibrate]'") from error
+
+
+def torch_device(device: str) -> "torch.device":
+    """Raise UsageError for a device that is not here."""
+    import torch
+
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"--device {device} is no device", remedy="write cpu or cuda:0") from error
+    num_gpus = torch.cuda.device_count()
+    if found.type not in ("cpu", "cuda") or (found.type == "cuda" and (found.index or 0) >= num_gpus):
+        raise UsageError(f"--device {device}: torch sees {num_gpus or 'no'} GPUs", remedy="leave --device out")
+    return found
+
+
+def open_source(source: str, *, device: str, dtype: str) -> "StreamedModel":
+    """The model that SOURCE names. Raises SourceError for an architecture that cannot be run."""
+    import torch
+
+    from quantkit.sources import resolve_source
+    from quantkit.streaming import open_model
+
+    found = torch_device(device)
+    resolved = resolve_source(source)
+    return open_model(resolved.checkpoint, resolved.family, device=str(found), dtype=getattr(torch, dtype))
+
+
+def open_tokens(
+    model: "StreamedModel", *, text: Path | None, tokens: Path | None, length: int | None, sequences: int | None
+) -> "Tokens":
+    """From the one that is given. Raises SourceError for a text too short and for ids beyond the vocabulary."""
+    from quantkit.streaming import read_tokens, tokenize
+
+    if tokens is not None:
+        return read_tokens(tokens, vocabulary=model.vocabulary, sequences=sequences)
+    assert text is not None
+    return tokenize(
+        text,
+        model.checkpoint.directory,
+        vocabulary=model.vocabulary,
+        length=length or DEFAULT_LENGTH,
+        sequences=sequences,
+    )

@@ -1,0 +1,189 @@
+"""Statistics against hooks on transformers' own forward over the whole model."""
+
+import numpy as np
+import pytest
+import torch
+
+from quantkit.calibrate.run import Calibration, calibrate
+from quantkit.checkpoint.source import open_checkpoint
+from quantkit.errors import SourceError, UsageError
+from quantkit.families import family_of
+from quantkit.numerics.magnitudes import NUM_BINS, bins_of
+from quantkit.statistics.file import open_statistics
+from quantkit.streaming import Tokens, open_model
+from tests.streaming.models import lively_checkpoint, whole_model
+from tests.tiny import EXPERTS
+
+IDS = torch.randint(0, 128, (6, 16), generator=torch.Generator().manual_seed(3))
+
+
+def streamed(directory):
+    checkpoint = open_checkpoint(directory)
+    return open_model(checkpoint, family_of(checkpoint.config))
+
+
+def run(directory, output, **options):
+    return calibrate(
+        Calibration(model=streamed(directory), tokens=Tokens(ids_NS=IDS.numpy()), output=output, **options)
+    )
+
+
+def seen_by_hooks(tiny, model_type):
+    """Inputs of every Linear, and of the experts through their own router, in the whole model."""
+    model = whole_model(tiny, model_type)
+    inputs, chosen = {}, {}
+
+    def keep(name):
+        def hook(_, args):  # what a hook returns would replace the input
+            inputs[name] = args[0].reshape(-1, args[0].shape[-1])
+
+        return hook
+
+    def keep_experts(name):
+        def hook(module, args):
+            chosen[name] = (module, *args)
+
+        return hook
+
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(keep(name))
+        if name.endswith("mlp.experts"):
+            module.register_forward_pre_hook(keep_experts(name))
+    with torch.no_grad():
+        model(IDS)
+    return inputs, chosen
+
+
+@pytest.mark.parametrize("model_type", ["glm_moe_dsa", "glm4_moe", "kimi_k2"])
+def test_moments_are_those_of_the_whole_model(tmp_path, model_type):
+    tiny = lively_checkpoint(tmp_path / "source", model_type)
+    report = run(tmp_path / "source", tmp_path / "stats.safetensors")
+    statistics = open_statistics(tmp_path / "stats.safetensors")
+    inputs, chosen = seen_by_hooks(tiny, model_type)
+    inputs = {name: value for name, value in inputs.items() if name != "lm_head"}
+    assert report.num_linears == len(inputs)
+    for name, seen in inputs.items():
+        # float32 forward passes that differ in the order of sums
+        np.testing.assert_allclose(
+            statistics.read(f"{name}.input_second_moment"), seen.double().square().mean(0), rtol=1e-4
+        )
+        np.testing.assert_allclose(statistics.read(f"{name}.input_absmax"), seen.abs().amax(0), rtol=1e-4)
+        assert statistics.read(f"{name}.token_count") == IDS.numel()
+    ((name, (module, hidden, indices, _)),) = chosen.items()
+    counts = statistics.read(f"{name}.token_count")
+    assert counts.tolist() == [(indices == expert).sum().item() for expert in range(EXPERTS)]
+    for expert in range(EXPERTS):
+        mine = hidden[(indices == expert).any(-1)]
+        gate, up = torch.nn.functional.linear(mine, module.gate_up_proj[expert]).chunk(2, -1)
+        inner = module.act_fn(gate) * up
+        for leaf, seen in (("gate_up_proj", mine), ("down_proj", inner.detach())):
+            moments = statistics.read(f"{name}.{leaf}.input_second_moment")[expert]
+            np.testing.assert_allclose(moments, seen.double().square().mean(0), rtol=1e-4)
+            largest = statistics.read(f"{name}.{leaf}.input_absmax")[expert]
+            np.testing.assert_allclose(largest, seen.abs().amax(0), rtol=1e-4)
+
+
+def test_latent_attention_counts_what_its_cache_holds(tmp_path):
+    """transformers' own cache of DeepSeek V3 holds the latent and the rotated part of the key."""
+    from transformers import DynamicCache
+
+    tiny = lively_checkpoint(tmp_path / "source", "kimi_k2")
+    run(tmp_path / "source", tmp_path / "stats.safetensors")
+    statistics = open_statistics(tmp_path / "stats.safetensors")
+    model, cache = whole_model(tiny, "kimi_k2"), DynamicCache()
+    with torch.no_grad():
+        model(IDS, past_key_values=cache, use_cache=True)
+    for index, layer in enumerate(cache.layers):
+        for part, held in (("latent", layer.keys), ("rope", layer.values)):
+            name = f"model.layers.{index}.self_attn.{part}"
+            assert_counts(statistics, name, held.reshape(1, -1))
+
+
+def test_grouped_heads_are_counted_apart(tmp_path):
+    from transformers import DynamicCache
+
+    tiny = lively_checkpoint(tmp_path / "source", "glm4_moe")
+    run(tmp_path / "source", tmp_path / "stats.safetensors")
+    statistics = open_statistics(tmp_path / "stats.safetensors")
+    model, cache = whole_model(tiny, "glm4_moe"), DynamicCache()
+    with torch.no_grad():
+        model(IDS, past_key_values=cache, use_cache=True)
+    for index, layer in enumerate(cache.layers):
+        for part, held in (("k", layer.keys), ("v", layer.values)):
+            rows = held.transpose(0, 1).reshape(held.shape[1], -1)
+            assert_counts(statistics, f"model.layers.{index}.self_attn.{part}", rows)
+
+
+def assert_counts(statistics, name, rows):
+    histogram = statistics.read(f"{name}_histogram")
+    expected = np.stack([np.bincount(bins_of(row.numpy()), minlength=NUM_BINS) for row in rows])
+    assert histogram.shape == expected.shape
+    # a value beside an edge may fall on its other side
+    assert np.abs(histogram - expected).sum() <= 0.002 * expected.sum()
+    assert histogram.sum() == expected.sum()
+    np.testing.assert_allclose(statistics.read(f"{name}_absmax"), rows.abs().amax(1), rtol=1e-4)
+
+
+def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(tmp_path):
+    lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
+    run(tmp_path / "source", tmp_path / "whole.safetensors")
+
+    class StopError(Exception):
+        pass
+
+    def stop(stage, done):
+        if done:
+            raise StopError
+
+    with pytest.raises(StopError):
+        run(tmp_path / "source", tmp_path / "stats.safetensors", report_progress=stop)
+    assert not (tmp_path / "stats.safetensors").exists()
+    stages = []
+    run(
+        tmp_path / "source",
+        tmp_path / "stats.safetensors",
+        report_progress=lambda stage, done: stages.append((stage.earlier_bytes, done)),
+    )
+    assert stages[0][0] > 0  # the first layer was not run again
+    assert len(stages) == 2
+    assert (tmp_path / "stats.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+    assert not (tmp_path / "stats.safetensors.partial").exists()
+
+
+def test_an_interrupted_run_of_other_tokens_is_refused(tmp_path):
+    lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
+    (tmp_path / "stats.safetensors.partial").mkdir()
+    with pytest.raises(UsageError, match="not ours"):
+        run(tmp_path / "source", tmp_path / "stats.safetensors")
+    (tmp_path / "stats.safetensors.partial" / "about.json").write_text('{"tokens": "other"}')
+    with pytest.raises(UsageError, match="an earlier run was of another"):
+        run(tmp_path / "source", tmp_path / "stats.safetensors")
+    run(tmp_path / "source", tmp_path / "stats.safetensors", resume=False)
+    assert (tmp_path / "stats.safetensors").is_file()
+
+
+def test_a_hidden_state_that_is_not_finite_is_named(tmp_path):
+    tiny = lively_checkpoint(tmp_path / "source", "glm4_moe")
+    for leaf in ("up_proj", "down_proj"):
+        name = f"model.layers.1.mlp.shared_experts.{leaf}.weight_scale_inv"
+        tiny.put(name, tiny.tensor(name) * 1e35)
+    tiny.write()
+    with pytest.raises(SourceError, match=r"model\.layers\.1: its output is not finite at sequence 0, token 0"):
+        run(tmp_path / "source", tmp_path / "stats.safetensors")
+
+
+def test_unvisited_experts_are_named(tmp_path):
+    tiny = lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    bias = torch.zeros(EXPERTS)
+    bias[2] = -100
+    tiny.put(name, bias)
+    tiny.write()
+    report = run(tmp_path / "source", tmp_path / "stats.safetensors")
+    assert [one.unvisited for one in report.experts] == [(2,)]
+    moments = open_statistics(tmp_path / "stats.safetensors").read(
+        "model.layers.1.mlp.experts.down_proj.input_second_moment"
+    )
+    assert not moments[2].any()
+    assert moments[1].all()

@@ -1,0 +1,131 @@
+"""`quantkit calibrate` in real processes: documents, errors, an interrupted run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from quantkit.cli.app import app
+from quantkit.errors import QuantkitError
+from quantkit.statistics.file import open_statistics
+from tests.cli.test_commands import document, run
+from tests.streaming.models import lively_checkpoint
+
+
+@pytest.fixture
+def source(tmp_path):
+    return lively_checkpoint(tmp_path / "source", "glm_moe_dsa").directory
+
+
+def tokens(tmp_path, ids=None):
+    path = tmp_path / "tokens.safetensors"
+    save_file({"input_ids": torch.arange(64).view(4, 16) if ids is None else ids}, path)
+    return path
+
+
+def refusal(*arguments):
+    """The error of a command that runs in this process: what runs a model is slow to import."""
+    with pytest.raises(QuantkitError) as caught:
+        app(list(map(str, arguments)), standalone_mode=False)
+    return caught.value
+
+
+def calibrated(*arguments):
+    app(["calibrate", *map(str, arguments), "-q"], standalone_mode=False)
+
+
+def test_the_document_says_what_the_file_holds(source, tmp_path):
+    result = run("calibrate", source, "--tokens", tokens(tmp_path), "-o", tmp_path / "s.safetensors", "--json")
+    assert result.returncode == 0, result.stderr
+    found = document(result, "calibrate")
+    statistics = open_statistics(tmp_path / "s.safetensors")
+    assert found["model"] == statistics.model
+    assert found["tokens"] == {"sha256": statistics.metadata["tokens"], "num_sequences": 4, "length": 16}
+    counts = statistics.read("model.layers.1.mlp.experts.token_count")
+    assert found["experts"][0]["tokens"]["most"] == counts.max()
+    assert counts.sum() == 64 * 2
+    assert {one["part"] for one in found["cache"]} == {"latent", "rope"}
+
+
+def test_fewer_sequences_are_the_first(source, tmp_path):
+    path = tokens(tmp_path)
+    calibrated(source, "--tokens", path, "-o", tmp_path / "few.safetensors", "--sequences", "2")
+    few = tokens(tmp_path, torch.arange(32).view(2, 16))
+    calibrated(source, "--tokens", few, "-o", tmp_path / "same.safetensors")
+    assert (tmp_path / "few.safetensors").read_bytes() == (tmp_path / "same.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (torch.full((2, 8), 128), "holds token 128 at [0, 0], the vocabulary has 128"),
+        (torch.full((2, 8), -1), "holds token -1"),
+        (torch.zeros(2, 8, dtype=torch.int32), "store it as I64 [sequences, length]"),
+        (torch.zeros(8, dtype=torch.int64), "store it as I64 [sequences, length]"),
+        (torch.zeros(0, 8, dtype=torch.int64), "holds 0 sequences"),
+        (torch.zeros(3, 1, dtype=torch.int64), "holds 3 sequences of 1 tokens"),
+    ],
+)
+def test_token_files_that_cannot_be_meant_are_refused(source, tmp_path, ids, message):
+    error = refusal("calibrate", source, "--tokens", tokens(tmp_path, ids), "-o", tmp_path / "s.safetensors")
+    assert error.exit_code == 3
+    assert message in str(error)
+    assert not list(tmp_path.glob("s.safetensors*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ([], 2),
+        (["--text", "TEXT", "--tokens", "TOKENS"], 2),
+        (["--tokens", "TOKENS", "--length", "8"], 2),
+        (["--tokens", "TOKENS", "--dtype", "float16"], 2),
+        (["--tokens", "TOKENS", "--device", "cuda:7"], 2),
+        (["--tokens", "TOKENS", "--device", "nonsense"], 2),
+        (["--text", "TEXT"], 3),  # no tokenizer beside the model
+        (["--text", "nowhere"], 3),
+        (["--tokens", "nowhere"], 3),
+    ],
+)
+def test_errors_have_a_code_and_a_remedy(source, tmp_path, options, code):
+    (tmp_path / "text.txt").write_text("a few words")
+    places = {"TEXT": tmp_path / "text.txt", "TOKENS": tokens(tmp_path)}
+    arguments = [places.get(one, one) for one in options]
+    error = refusal("calibrate", source, "-o", tmp_path / "s.safetensors", *arguments)
+    assert error.exit_code == code
+    assert error.remedy
+    assert not list(tmp_path.glob("s.safetensors*"))
+
+
+def test_an_architecture_that_is_not_known_is_refused(tmp_path):
+    tiny = lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
+    tiny.config["model_type"] = "mamba"
+    tiny.write_config()
+    arguments = ["--tokens", tokens(tmp_path), "-o", tmp_path / "s.safetensors"]
+    error = refusal("calibrate", tmp_path / "source", *arguments)
+    assert (error.exit_code, error.file) == (3, "config.json")
+    assert "supported: glm_moe_dsa" in str(error)
+
+
+def test_a_killed_run_goes_on_and_gives_the_same_bytes(source, tmp_path):
+    """Killed without warning as soon as its first layer is on the disk."""
+    path = tokens(tmp_path)
+    whole, output = tmp_path / "whole.safetensors", tmp_path / "s.safetensors"
+    calibrated(source, "--tokens", path, "-o", whole)
+    command = ["calibrate", str(source), "--tokens", str(path), "-o", str(output)]
+    code = "from quantkit.cli.app import main; main()"
+    process = subprocess.Popen([sys.executable, "-c", code, *command], stderr=subprocess.DEVNULL)
+    first = tmp_path / "s.safetensors.partial" / "layer-00000.safetensors"
+    while process.poll() is None and not first.exists():
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    if not output.exists():  # it may have been faster than this test
+        assert first.exists()
+        calibrated(*command[1:])
+    assert output.read_bytes() == whole.read_bytes()

@@ -1,6 +1,5 @@
 """The words of a plan by a calibrated method: find them where an earlier run has made them, else make them."""
 
-import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -10,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import __version__
-from quantkit.checkpoint.disk import named_errors
+from quantkit.checkpoint.disk import named_errors, remove
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import convert_checkpoint
-from quantkit.errors import UsageError
 from quantkit.families import FAMILIES
 from quantkit.gptq import compressor
 from quantkit.gptq.compressor import OneShot
@@ -28,7 +26,7 @@ from quantkit.threads import ReportProgress
 from quantkit.weights.binding import bind_weights
 from quantkit.weights.identity import model_fingerprint
 from quantkit.weights.source_form import source_form
-from quantkit.words import Words, WordsWriter, finish_words, has_words, open_words
+from quantkit.words import Words, WordsWriter, begin_words, finish_words, has_words, open_words
 
 WORDS_SUFFIX = ".words"
 _MEMORY_SHARE = 0.7  # of what there is, for the model alone
@@ -54,36 +52,12 @@ def make_words(request: WordsRequest) -> Words:
     """Raises UsageError where the directory holds words of another run, SourceError for a model that is not run."""
     plan, directory = request.plan, request.directory
     document = _document(plan)
-    if directory.exists() and not request.resume:
-        _remove(directory)
-    if has_words(directory):
-        words = open_words(directory)
-        differs = next((key for key, value in document.items() if words.document.get(key) != value), None)
-        if differs is not None:
-            raise UsageError(
-                f"holds words of a run with another {differs}",
-                file=directory,
-                remedy="repeat that run's command, choose another -o, or give --no-resume to make them anew",
-            )
-    else:
-        _remove(directory)  # what is there is not whole
-        with named_errors(directory):
-            directory.mkdir(parents=True)
+    begin_words(directory, document, resume=request.resume)
+    if not has_words(directory):
         _make(request, document)
-        words = open_words(directory)
+    words = open_words(directory)
     words.check_modules(_shapes(plan), group_size=plan.recipe.group_size)
     return words
-
-
-def remove_words(request: WordsRequest) -> None:
-    """The output is in place, or they are not wanted any more."""
-    _remove(request.directory)
-
-
-def _remove(directory: Path) -> None:
-    if directory.is_dir() and not directory.is_symlink():
-        with named_errors(directory):
-            shutil.rmtree(directory)
 
 
 def _document(plan: Plan) -> dict[str, Any]:
@@ -166,10 +140,13 @@ def _plain_model(request: WordsRequest) -> Iterator[Path]:
     document = recipe_document(default_recipe(family.name, has_experts=True)) | wanted
     plan = make_plan(parse_recipe(document, where="decoded source"), family, checkpoint, allow_incomplete=True)
     target = request.directory / "decoded"
+    if target.exists():  # of a run that was stopped behind it
+        remove(target)
     convert_checkpoint(
         Conversion(plan=plan, target=target, num_jobs=request.num_jobs, report_progress=request.report_progress)
     )
     try:
         yield target
     finally:
-        _remove(target)
+        with named_errors(target):
+            remove(target)

@@ -304,7 +304,15 @@ def test_partial_directory_of_a_killed_run_is_replaced(tiny_checkpoint, tmp_path
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["recipes"], ["convert", "--help"], ["serve-plan", "--help"], ["gate", "--help"], ["calibrate", "--help"], ["--version"]],
+    [
+        ["--help"],
+        ["recipes"],
+        ["convert", "--help"],
+        ["serve-plan", "--help"],
+        ["gate", "--help"],
+        ["calibrate", "--help"],
+        ["--version"],
+    ],
 )
 def test_help_and_recipes_import_nothing_heavy(arguments):
     code = (
@@ -323,7 +331,18 @@ def test_help_and_recipes_import_nothing_heavy(arguments):
 
 
 def test_every_command_has_help_with_an_example():
-    commands = ["convert", "plan", "verify", "inspect", "card", "memory-plan", "serve-plan", "calibrate", "gate", "recipes"]
+    commands = [
+        "convert",
+        "plan",
+        "verify",
+        "inspect",
+        "card",
+        "memory-plan",
+        "serve-plan",
+        "calibrate",
+        "gate",
+        "recipes",
+    ]
     assert all(command in run("--help").stdout for command in commands)
     for command in commands:
         assert "Example: quantkit " + command in run(command, "--help").stdout

@@ -116,6 +116,7 @@ def convert(conversion: "Conversion", tokens: "Tokens") -> "ConvertReport":
         target=conversion.target,
         tokens=tokens,
         num_jobs=conversion.num_jobs,
+        device=conversion.device,
         resume=conversion.resume,
         report_progress=conversion.report_progress,
     )

@@ -1,5 +1,7 @@
 """The words of a plan by a calibrated method: find them where an earlier run has made them, else make them."""
 
+import math
+import statistics
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -15,14 +17,18 @@ from quantkit.convert.convert import convert_checkpoint
 from quantkit.families import FAMILIES
 from quantkit.gptq import compressor
 from quantkit.gptq.compressor import OneShot
+from quantkit.gptq.factor import DAMPING, PRIOR_TOKENS
+from quantkit.gptq.quantize import NUM_SWEEPS
+from quantkit.gptq.streamed import OutputError, StreamedWords, stream_words
 from quantkit.machine import available_memory_bytes
 from quantkit.plan.make import make_plan
 from quantkit.plan.mtp import is_in, mtp_layers
 from quantkit.plan.plan import Action, Plan
 from quantkit.plan.smoothed import DOWN, UP
-from quantkit.recipe import default_recipe, parse_recipe, recipe_document
-from quantkit.streaming import Tokens
+from quantkit.recipe import Recipe, default_recipe, parse_recipe, recipe_document
+from quantkit.streaming import Tokens, open_model
 from quantkit.threads import ReportProgress
+from quantkit.transcode import CPU
 from quantkit.weights.binding import bind_weights
 from quantkit.weights.identity import model_fingerprint
 from quantkit.weights.source_form import source_form
@@ -40,6 +46,7 @@ class WordsRequest:
     target: Path
     tokens: Tokens
     num_jobs: int
+    device: str = CPU
     resume: bool = True
     report_progress: ReportProgress = lambda _, __: None
 
@@ -64,27 +71,32 @@ def _document(plan: Plan) -> dict[str, Any]:
     """What decides the words: the same document, the same run."""
     checkpoint, family, recipe = plan.checkpoint, FAMILIES[plan.family], plan.recipe
     binding = bind_weights(checkpoint.tensors, source_form(checkpoint.quantization), family.fused_experts)
+    calibration = recipe.calibration
+    assert calibration is not None
     return {
         "method": recipe.method,
-        "by": f"llm-compressor {_version('llmcompressor')}",
-        "transformers": _version("transformers"),
+        "by": "quantkit" if calibration.streaming else f"llm-compressor {version('llmcompressor')}",
+        "transformers": version("transformers"),
         "quantkit": __version__,
         "model": model_fingerprint(binding, family, checkpoint.config),
-        "tokens": None if recipe.calibration is None else recipe.calibration.model_dump(mode="json"),
-        "parameters": _parameters(recipe.method),
+        "tokens": calibration.model_dump(mode="json"),
+        "parameters": _parameters(recipe),
         "group_size": recipe.group_size,
-        "signed_scales": recipe.signed_scales and recipe.method != "gptq",
     }
 
 
-def _parameters(method: str) -> Mapping[str, Any]:
-    if method == "gptq":
+def _parameters(recipe: Recipe) -> dict[str, Any]:
+    if recipe.method == "awq":
+        return {"between": [UP, DOWN], "scales": "search", "signed_scales": recipe.signed_scales, "all_experts": True}
+    if recipe.calibration is None or not recipe.calibration.streaming:
         return {"damping": compressor.DAMPING, "order": "static", "scales": "absmax", "all_experts": True}
-    return {"between": [UP, DOWN], "scales": "search", "all_experts": True}
-
-
-def _version(package: str) -> str:
-    return version(package)
+    return {
+        "damping": DAMPING,
+        "prior_tokens": PRIOR_TOKENS,
+        "sweeps": NUM_SWEEPS,
+        "scales": "search",
+        "signed_scales": recipe.signed_scales,
+    }
 
 
 def _shapes(plan: Plan) -> dict[str, tuple[int, int]]:
@@ -94,31 +106,68 @@ def _shapes(plan: Plan) -> dict[str, tuple[int, int]]:
 
 def _make(request: WordsRequest, document: Mapping[str, Any]) -> None:
     plan, shapes = request.plan, _shapes(request.plan)
+    assert plan.recipe.calibration is not None
     drafts = mtp_layers(FAMILIES[plan.family], plan.checkpoint.config)  # which transformers does not run
-    modules = frozenset(name for name in shapes if not is_in(drafts, name))
-    method = plan.recipe.method
-    made = {
-        name: shape
-        for name, shape in shapes.items()
-        if name in modules and (method == "gptq" or name.endswith((UP, DOWN)))
+    run = {name: shape for name, shape in shapes.items() if not is_in(drafts, name)}
+    errors: Mapping[str, OutputError] = {}
+    made: Mapping[str, tuple[int, int]] = run
+    if plan.recipe.calibration.streaming:
+        errors = _stream(request, run)
+    else:
+        made = _compress(request, run)
+    told = {**document, **({"output_error": _summary(errors)} if errors else {})}
+    finish_words(request.directory, told, searched=shapes.keys() - made.keys())
+
+
+def _stream(request: WordsRequest, shapes: Mapping[str, tuple[int, int]]) -> Mapping[str, OutputError]:
+    plan, device = request.plan, request.device.split(",")[0].replace("cuda:all", "cuda:0")
+    model = open_model(plan.checkpoint, FAMILIES[plan.family], device=device)
+    return stream_words(
+        StreamedWords(
+            model=model,
+            tokens=request.tokens,
+            shapes=shapes,
+            group_size=plan.recipe.group_size,
+            signed=plan.recipe.signed_scales,
+            directory=request.directory,
+            report_progress=request.report_progress,
+        )
+    )
+
+
+def _summary(errors: Mapping[str, OutputError]) -> dict[str, Any]:
+    """Of the outputs of modules, relative, over the inputs that they saw."""
+    relative = {name: math.sqrt(error2 / output2) for name, (error2, output2) in errors.items() if output2}
+    worst = max(relative, key=lambda name: (relative[name], name), default="")
+    return {
+        "median": statistics.median(relative.values()) if relative else 0.0,
+        "worst": relative.get(worst, 0.0),
+        "worst_module": worst,
     }
+
+
+def _compress(request: WordsRequest, shapes: Mapping[str, tuple[int, int]]) -> Mapping[str, tuple[int, int]]:
+    """By llm-compressor; the modules that it has changed."""
+    recipe = request.plan.recipe
+    is_gptq = recipe.method == "gptq"
+    made = {name: shape for name, shape in shapes.items() if is_gptq or name.endswith((UP, DOWN))}
     with _plain_model(request) as model, redirect_stdout(sys.stderr):  # whose libraries print
         shot = OneShot(
             directory=model,
-            modules=modules,
-            group_size=plan.recipe.group_size,
-            signed=plan.recipe.signed_scales,
+            modules=frozenset(shapes),
+            group_size=recipe.group_size,
+            signed=recipe.signed_scales,
             tokens=request.tokens,
             offload=_offload(model, request.directory),
         )
-        writer = WordsWriter(request.directory / "words.safetensors", made, group_size=shot.group_size)
+        writer = WordsWriter(request.directory / "words.safetensors", made, group_size=recipe.group_size)
         try:
-            for module, words in (compressor.gptq_words if method == "gptq" else compressor.awq_words)(shot):
+            for module, words in (compressor.gptq_words if is_gptq else compressor.awq_words)(shot):
                 writer.add(module, words)
             writer.close()
         finally:
             writer.abort()
-    finish_words(request.directory, document, searched=shapes.keys() - made.keys())
+    return made
 
 
 def _offload(model: Path, directory: Path) -> Path | None:

@@ -13,7 +13,7 @@ from quantkit.calibrate.report import CalibrateReport, summarize
 from quantkit.calibrate.work import Work, open_work
 from quantkit.errors import UsageError
 from quantkit.statistics.file import join_statistics, open_statistics
-from quantkit.streaming import States, StreamedLayer, StreamedModel, Tokens, open_states
+from quantkit.streaming import States, StreamedLayer, StreamedModel, Tokens, embed_tokens, open_states
 from quantkit.streaming.ahead import ahead
 from quantkit.threads import ReportProgress, Stage
 from quantkit.weights.identity import model_fingerprint
@@ -81,9 +81,7 @@ def _states(calibration: Calibration, work: Work) -> States:
         layer=work.layers_done(),
     )
     if not states.layer:
-        for first, last in states.batches(1 << 16):
-            ids = tokens.ids[first:last].reshape(-1)
-            states.rows(states.hidden, first, last)[:] = model.embed(ids).view(last - first, states.length, -1)
+        embed_tokens(model, tokens, states)
     return states
 
 

@@ -1,5 +1,6 @@
 """What every command shares that runs a model: its options, the model and the token sequences."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -8,8 +9,6 @@ import typer
 from quantkit.errors import UsageError
 
 if TYPE_CHECKING:
-    import torch
-
     from quantkit.streaming import StreamedModel, Tokens
 
 TextOption = Annotated[
@@ -49,37 +48,20 @@ def check_running(*, text: Path | None, tokens: Path | None, length: int | None,
 
 def require_models() -> None:
     """Raise UsageError where what runs a model is not installed."""
-    try:
-        import torch  # noqa: F401
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise UsageError(f"running a model needs {error.name}", remedy="pip install 'quantkit[calibrate]'") from error
-
-
-def torch_device(device: str) -> "torch.device":
-    """Raise UsageError for a device that is not here."""
-    import torch
-
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise UsageError(f"--device {device} is no device", remedy="write cpu or cuda:0") from error
-    num_gpus = torch.cuda.device_count()
-    if found.type not in ("cpu", "cuda") or (found.type == "cuda" and (found.index or 0) >= num_gpus):
-        raise UsageError(f"--device {device}: torch sees {num_gpus or 'no'} GPUs", remedy="leave --device out")
-    return found
+    missing = next((name for name in ("torch", "transformers") if find_spec(name) is None), None)
+    if missing is not None:
+        raise UsageError(f"running a model needs {missing}", remedy="pip install 'quantkit[calibrate]'")
 
 
 def open_source(source: str, *, device: str, dtype: str) -> "StreamedModel":
     """The model that SOURCE names. Raises SourceError for an architecture that cannot be run."""
-    import torch
-
     from quantkit.sources import resolve_source
     from quantkit.streaming import open_model
+    from quantkit.streaming.devices import DTYPES, torch_device
 
     found = torch_device(device)
     resolved = resolve_source(source)
-    return open_model(resolved.checkpoint, resolved.family, device=str(found), dtype=getattr(torch, dtype))
+    return open_model(resolved.checkpoint, resolved.family, device=str(found), dtype=DTYPES[dtype])
 
 
 def open_tokens(

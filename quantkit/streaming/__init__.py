@@ -7,7 +7,7 @@ without its experts, the next one, and two experts.
 from quantkit.streaming.architectures import supported_model_types
 from quantkit.streaming.experts import ExpertVisit
 from quantkit.streaming.layer import StreamedLayer
-from quantkit.streaming.model import StreamedModel, open_model
+from quantkit.streaming.model import StreamedModel, embed_tokens, open_model
 from quantkit.streaming.observer import Observer
 from quantkit.streaming.states import States, open_states
 from quantkit.streaming.tokens import Tokens, read_tokens, tokenize
@@ -19,6 +19,7 @@ __all__ = [
     "StreamedLayer",
     "StreamedModel",
     "Tokens",
+    "embed_tokens",
     "open_model",
     "open_states",
     "read_tokens",

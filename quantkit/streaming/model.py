@@ -17,11 +17,14 @@ from quantkit.streaming.architectures import build_skeleton
 from quantkit.streaming.decode import decode_rows, decode_weight
 from quantkit.streaming.experts import ExpertWeights
 from quantkit.streaming.layer import StreamedLayer
+from quantkit.streaming.states import States
+from quantkit.streaming.tokens import Tokens
 from quantkit.weights.binding import Binding, bind_weights
 from quantkit.weights.completeness import text_root
 from quantkit.weights.source_form import source_form
 from quantkit.weights.weight import Weight
 
+_EMBEDDED_TOKENS = 1 << 16  # at a time
 HEAD_ROWS = 8192  # of the vocabulary that are in memory at a time
 _EXPERTS = "mlp.experts."
 
@@ -197,6 +200,13 @@ def open_model(
         device=torch.device(device),
         dtype=dtype,
     )
+
+
+def embed_tokens(model: StreamedModel, tokens: Tokens, states: States) -> None:
+    """Fill the states of no layer yet."""
+    for first, last in states.batches(_EMBEDDED_TOKENS):
+        ids_T = tokens.ids[first:last].reshape(-1)
+        states.rows(states.hidden, first, last)[:] = model.embed(ids_T).view(last - first, states.length, -1)
 
 
 def _slots(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -1,0 +1,125 @@
+"""GPTQ layer by layer against GPTQ of the whole model in memory, written here with hooks alone."""
+
+import pytest
+import torch
+from quantkit.words import finish_words, open_words
+
+from quantkit.gptq.factor import blend, factorize
+from quantkit.gptq.quantize import quantize_gptq
+from quantkit.gptq.stream import StreamRequest, stream_words, values_of
+from quantkit.numerics.packing import unpack_int4
+from quantkit.streaming import Tokens
+from tests.streaming.models import lively_checkpoint, whole_model
+from tests.streaming.test_forward import opened
+from tests.tiny import EXPERTS, HIDDEN, WIDTH
+
+IDS = torch.randint(0, 128, (12, 24), generator=torch.Generator().manual_seed(5))
+GROUP = 32
+
+
+def request(directory, words, model_type="glm_moe_dsa", dense=()):
+    words.mkdir(exist_ok=True)
+    prefix = "model.layers.1.mlp.experts"
+    shapes = {f"{prefix}.{e}.{leaf}": (WIDTH, HIDDEN) for e in range(EXPERTS) for leaf in ("gate_proj", "up_proj")}
+    shapes |= {f"{prefix}.{e}.down_proj": (HIDDEN, WIDTH) for e in range(EXPERTS)}
+    return StreamRequest(
+        model=opened(directory),
+        tokens=Tokens(ids_NS=IDS.numpy()),
+        shapes=shapes | dict(dense),
+        group_size=GROUP,
+        signed=True,
+        directory=words,
+    )
+
+
+def made_words(one):
+    stream_words(one)
+    finish_words(one.directory, {"method": "gptq"})
+    return open_words(one.directory)
+
+
+def values(words, module, shape):
+    read = words.read(module, 0, shape[0], signed=True)
+    scale = torch.from_numpy(read.scale.copy()).view(torch.bfloat16).float()
+    return torch.from_numpy(unpack_int4(read.packed, shape[1])).float() * scale.repeat_interleave(GROUP, 1)
+
+
+@torch.no_grad()
+def test_an_expert_is_quantized_for_its_own_tokens_and_some_of_the_layer(tmp_path):
+    """All of it again from the whole model: inputs of the experts, gate and up, then down of what these make."""
+    tiny = lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
+    one = request(tmp_path / "source", tmp_path / "words")
+    words = made_words(one)
+    model, seen = whole_model(tiny, "glm_moe_dsa"), {}
+    experts = model.model.layers[1].mlp.experts
+    experts.register_forward_pre_hook(lambda _, args: seen.update(x=args[0], chosen=args[1]))
+    model(IDS)
+    layer_CC = (seen["x"].T @ seen["x"]).double() / len(seen["x"])
+    for expert in range(EXPERTS):
+        mine = seen["x"][(seen["chosen"] == expert).any(-1)]
+        own_CC = (mine.T @ mine).double() / len(mine)
+        factor = factorize(blend(own_CC, len(mine), layer_CC), module="x")
+        new = {}
+        for leaf, weight in zip(("gate_proj", "up_proj"), experts.gate_up_proj[expert].chunk(2), strict=True):
+            name = f"model.layers.1.mlp.experts.{expert}.{leaf}"
+            made = quantize_gptq(weight.numpy(), factor, group_size=GROUP, signed=True)
+            new[leaf] = values(words, name, (WIDTH, HIDDEN))
+            assert_nearly_all_equal(new[leaf], values_of(made, GROUP))
+        # of the weights that were chosen: a code that fell otherwise above would change all that follows
+        inner = experts.act_fn(mine @ new["gate_proj"].T) * (mine @ new["up_proj"].T)
+        sample = seen["x"][:512]
+        inner_of_layer = experts.act_fn(sample @ new["gate_proj"].T) * (sample @ new["up_proj"].T)
+        own, layer = ((part.T @ part).double() / len(part) for part in (inner, inner_of_layer))
+        factor = factorize(blend(own, len(mine), layer), module="x")
+        made = quantize_gptq(experts.down_proj[expert].numpy(), factor, group_size=GROUP, signed=True)
+        name = f"model.layers.1.mlp.experts.{expert}.down_proj"
+        assert_nearly_all_equal(values(words, name, (HIDDEN, WIDTH)), values_of(made, GROUP))
+
+
+def assert_nearly_all_equal(expected, got):
+    """A sum in another order may tip a code that lay on the edge, and those that take its error."""
+    assert (expected != got).float().mean() < 0.01
+
+
+@torch.no_grad()
+def test_linears_outside_the_experts_are_quantized_too(tmp_path):
+    tiny = lively_checkpoint(tmp_path / "source", "glm4_moe")
+    dense = {f"model.layers.{n}.self_attn.q_proj": (256, HIDDEN) for n in (0, 1)}
+    dense |= {f"model.layers.{n}.self_attn.k_proj": (128, HIDDEN) for n in (0, 1)}
+    words = made_words(request(tmp_path / "source", tmp_path / "words", "glm4_moe", dense))
+    model, seen = whole_model(tiny, "glm4_moe"), {}
+    model.model.layers[0].self_attn.q_proj.register_forward_pre_hook(lambda _, args: seen.update(x=args[0]))
+    model(IDS)
+    x = seen["x"].reshape(-1, HIDDEN)
+    factor = factorize((x.T @ x).double() / len(x), module="x")
+    for leaf, rows in (("q_proj", 256), ("k_proj", 128)):
+        weight = getattr(model.model.layers[0].self_attn, leaf).weight
+        made = quantize_gptq(weight.numpy(), factor, group_size=GROUP, signed=True)
+        found = values(words, f"model.layers.0.self_attn.{leaf}", (rows, HIDDEN))
+        assert_nearly_all_equal(found, values_of(made, GROUP))
+
+
+def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(tmp_path):
+    lively_checkpoint(tmp_path / "source", "glm_moe_dsa", config_changes={"num_hidden_layers": 3})
+    whole = made_words(request(tmp_path / "source", tmp_path / "whole"))
+
+    class StopError(Exception):
+        pass
+
+    finished = []
+
+    def stop(_, done):
+        finished.append(done)
+        if len(finished) == 3:  # the beginning, and two layers
+            raise StopError
+
+    cut = request(tmp_path / "source", tmp_path / "words")
+    object.__setattr__(cut, "report_progress", stop)
+    with pytest.raises(StopError):
+        stream_words(cut)
+    assert not list(tmp_path.glob("words/*.draft"))
+    assert 0 < len(list(tmp_path.glob("words/layer-*.safetensors"))) < 3
+    assert made_words(request(tmp_path / "source", tmp_path / "words")).sha256 == whole.sha256
+    assert sorted(path.name for path in (tmp_path / "words").iterdir()) == sorted(
+        path.name for path in (tmp_path / "whole").iterdir()
+    )

@@ -1,7 +1,5 @@
 """The words of a plan by a calibrated method: find them where an earlier run has made them, else make them."""
 
-import math
-import statistics
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -19,7 +17,7 @@ from quantkit.gptq import compressor
 from quantkit.gptq.compressor import OneShot
 from quantkit.gptq.factor import DAMPING, PRIOR_TOKENS
 from quantkit.gptq.quantize import NUM_SWEEPS
-from quantkit.gptq.streamed import OutputError, StreamedWords, stream_words
+from quantkit.gptq.stream import SAMPLE_TOKENS, StreamRequest, stream_words
 from quantkit.machine import available_memory_bytes
 from quantkit.plan.make import make_plan
 from quantkit.plan.mtp import is_in, mtp_layers
@@ -93,6 +91,7 @@ def _parameters(recipe: Recipe) -> dict[str, Any]:
     return {
         "damping": DAMPING,
         "prior_tokens": PRIOR_TOKENS,
+        "sample_tokens": SAMPLE_TOKENS,
         "sweeps": NUM_SWEEPS,
         "scales": "search",
         "signed_scales": recipe.signed_scales,
@@ -109,21 +108,19 @@ def _make(request: WordsRequest, document: Mapping[str, Any]) -> None:
     assert plan.recipe.calibration is not None
     drafts = mtp_layers(FAMILIES[plan.family], plan.checkpoint.config)  # which transformers does not run
     run = {name: shape for name, shape in shapes.items() if not is_in(drafts, name)}
-    errors: Mapping[str, OutputError] = {}
-    made: Mapping[str, tuple[int, int]] = run
     if plan.recipe.calibration.streaming:
-        errors = _stream(request, run)
+        _stream(request, run)
+        made: Mapping[str, tuple[int, int]] = run
     else:
         made = _compress(request, run)
-    told = {**document, **({"output_error": _summary(errors)} if errors else {})}
-    finish_words(request.directory, told, searched=shapes.keys() - made.keys())
+    finish_words(request.directory, document, searched=shapes.keys() - made.keys())
 
 
-def _stream(request: WordsRequest, shapes: Mapping[str, tuple[int, int]]) -> Mapping[str, OutputError]:
+def _stream(request: WordsRequest, shapes: Mapping[str, tuple[int, int]]) -> None:
     plan, device = request.plan, request.device.split(",")[0].replace("cuda:all", "cuda:0")
     model = open_model(plan.checkpoint, FAMILIES[plan.family], device=device)
-    return stream_words(
-        StreamedWords(
+    stream_words(
+        StreamRequest(
             model=model,
             tokens=request.tokens,
             shapes=shapes,
@@ -133,17 +130,6 @@ def _stream(request: WordsRequest, shapes: Mapping[str, tuple[int, int]]) -> Map
             report_progress=request.report_progress,
         )
     )
-
-
-def _summary(errors: Mapping[str, OutputError]) -> dict[str, Any]:
-    """Of the outputs of modules, relative, over the inputs that they saw."""
-    relative = {name: math.sqrt(error2 / output2) for name, (error2, output2) in errors.items() if output2}
-    worst = max(relative, key=lambda name: (relative[name], name), default="")
-    return {
-        "median": statistics.median(relative.values()) if relative else 0.0,
-        "worst": relative.get(worst, 0.0),
-        "worst_module": worst,
-    }
 
 
 def _compress(request: WordsRequest, shapes: Mapping[str, tuple[int, int]]) -> Mapping[str, tuple[int, int]]:

@@ -99,7 +99,10 @@ def with_calibration(resolved: "ResolvedSource", plan: "Plan", inputs: Inputs) -
     tokens = inputs.read(resolved)
     sequences, length = tokens.ids_NS.shape
     seen = Calibration(tokens=tokens.sha256, sequences=sequences, length=length, streaming=inputs.streaming)
-    return replace(plan, recipe=plan.recipe.model_copy(update={"calibration": seen})), tokens
+    changes: dict[str, object] = {"calibration": seen}
+    if plan.recipe.method == "gptq" and not inputs.streaming:
+        changes["signed_scales"] = False  # llm-compressor's are positive
+    return replace(plan, recipe=plan.recipe.model_copy(update=changes)), tokens
 
 
 def convert(conversion: "Conversion", tokens: "Tokens") -> "ConvertReport":

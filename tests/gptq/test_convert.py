@@ -96,6 +96,26 @@ def test_awq_moves_numbers_between_up_and_down_and_nothing_else(source, tmp_path
     assert report.classes[0].relative == recorded["relative_error"] < 0.1
 
 
+@pytest.mark.slow
+def test_streaming_needs_no_other_library_and_leaves_nothing_behind(source, tmp_path):
+    result = convert(source, tmp_path, "--method", "gptq", "--streaming", "--quiet")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "tokens.safetensors"}
+    manifest = json.loads((tmp_path / "out" / "conversion.json").read_text())
+    assert manifest["calibration"]["by"] == "quantkit"
+    assert manifest["calibration"]["num_calibrated"] == 2 * 8 * 3
+    assert manifest["recipe"]["calibration"]["streaming"] is True
+    report = verify_output(tmp_path / "out", source=open_checkpoint(source), num_jobs=2)
+    assert report.is_good, report.findings
+    assert (load_output(tmp_path / "out")[f"{EXPERT}.up_proj.weight_scale"] < 0).any()
+    again = convert(source, tmp_path, "--method", "gptq", "--streaming", "--accept-complete")
+    assert again.returncode == 0, again.stderr
+    other = convert(source, tmp_path, "--method", "gptq", "--streaming", "--accept-complete", "--sequences", "4")
+    assert other.returncode == 2
+    assert "another recipe" in json.loads(other.stdout)["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -11,12 +11,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from quantkit.errors import RecipeError
 from quantkit.families import FAMILIES, NEVER_QUANTIZED, Role
 from quantkit.numerics.scale_choice import ScaleChoice
 from quantkit.patterns import is_matched
+from quantkit.recipe_data import Calibration, Source, Strict
 from quantkit.recipe_files import read_recipe_document, recipe_paths, recipes_directory
 from quantkit.recipe_settings import check_together, implied, implied_engine
 
@@ -27,20 +28,10 @@ LayoutName = Literal["compressed-tensors", "w4afp8"]
 Rest = Literal["bf16", "fp8", "fp8-native"]
 Activations = Literal["none", "fp8-dynamic"]
 Mtp = Literal["int4", "bf16", "fp8", "drop"]
+Method = Literal["search", "gptq", "awq"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class Source(_Strict):
-    """A repository of the hub."""
-
-    hub_id: str
-    revision: str = "main"
-
-
-class Rule(_Strict):
+class Rule(Strict):
     """What happens to the modules of one role, or to those that a pattern hits.
 
     A pattern is an exact name, or ``re:`` and a regular expression that must match from the name's start.
@@ -73,13 +64,14 @@ class Rule(_Strict):
         return f"role {self.role}" if self.pattern is None else f"pattern {self.pattern}"
 
 
-class Recipe(_Strict):
+class Recipe(Strict):
     """``rules``: the first that hits a module wins; a module that none hits is kept.
 
     ``source`` is None for a checkpoint named on the command line. ``rest``: what kept FP8 weights become; ``fp8``:
     they stay where the ``engines`` load that; ``fp8-native``: all of them, as SGLang alone loads it. ``mtp``: what the
     draft's routed experts become. ``activations``: how engines are told to quantize the input of INT4 modules.
-    ``input_scales``: of the experts of each layer, for w4afp8: of gate and up, and of down.
+    ``input_scales``: of the experts of each layer, for w4afp8: of gate and up, and of down. ``method``: what chooses
+    codes and scales; all but the search need ``calibration``, which a recipe for others leaves open.
     """
 
     version: Literal[1]
@@ -94,11 +86,13 @@ class Recipe(_Strict):
     signed_scales: bool
     zero_points: bool = False
     activations: Activations = "none"
-    input_scales: dict[str, tuple[float, float]] = {}
+    input_scales: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    method: Method = "search"
+    calibration: Calibration | None = None
     rest: Rest
     mtp: Mtp = "int4"
     rules: tuple[Rule, ...]
-    engines: dict[Engine, tuple[str, ...]] = {}
+    engines: dict[Engine, tuple[str, ...]] = Field(default_factory=dict)
 
     @field_validator("version", "group_size", mode="before")
     @classmethod
@@ -191,6 +185,7 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
     "activations": get_args(Activations),
     "group_size": get_args(GroupSize),
     "scales": get_args(ScaleChoice),
+    "method": get_args(Method),
     "rest": get_args(Rest),
     "mtp": get_args(Mtp),
 }
@@ -215,9 +210,11 @@ def _check_options(changes: Mapping[str, object], patterns: Iterable[str]) -> No
 
 
 def recipe_document(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as JSON types, every field resolved; it validates to an equal recipe."""
+    """The recipe as JSON types, every field resolved; it validates to an equal recipe. No method is the search."""
     document: dict[str, Any] = recipe.model_dump(mode="json")
     document["rules"] = [rule.model_dump(mode="json", exclude_none=True) for rule in recipe.rules]
+    if recipe.method == "search":  # as it was before there were others
+        del document["method"], document["calibration"]
     return document
 
 
@@ -274,6 +271,7 @@ def _explain(error: ValidationError) -> str:
 
 __all__ = [
     "Action",
+    "Calibration",
     "Recipe",
     "Rule",
     "Source",

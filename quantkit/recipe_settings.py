@@ -120,8 +120,30 @@ def check_together(document: Mapping[str, Any], where: str) -> None:
     if len(engines) > 1:
         first, second = (form.option for form in engines.values())
         raise RecipeError(f"{first} and {second} are of different engines", remedy="leave one of them out")
+    _check_method(document, where if is_file else None)
     if document.get("input_scales") and document.get("layout") != "w4afp8":
         raise RecipeError("input scales are of w4afp8 alone", remedy="give --format w4afp8, or leave --stats out")
+
+
+def _check_method(document: Mapping[str, Any], file: str | None) -> None:
+    """Calibrated methods choose symmetric codes and their own scales."""
+    method = document.get("method", "search")
+    if method == "search":
+        if document.get("calibration"):
+            raise RecipeError("the search sees no inputs", file=file, remedy="leave calibration out, or name a method")
+        return
+    if document.get("zero_points"):
+        raise RecipeError(f"--method {method} makes no zero points", file=file, remedy="leave --zero-points out")
+    if method == "awq" and document.get("input_scales"):
+        raise RecipeError(
+            "--method awq changes the inputs of down, of which --stats speaks",
+            file=file,
+            remedy="leave one of them out",
+        )
+    if document.get("scales", "search") != "search":
+        raise RecipeError(
+            f"--method {method} chooses its own scales", file=file, remedy="leave --scales out, or the method"
+        )
 
 
 def _key_remedy(name: str, values: tuple[object, ...]) -> str:

@@ -12,9 +12,9 @@ ROOT = Path(__file__).parent.parent
 # lowest first; units of one level do not know each other
 LAYERS = [
     {"errors", "__init__"},
-    {"registry", "tensors", "threads", "machine", "patterns", "recipe_files", "recipe_settings"},
+    {"registry", "tensors", "threads", "machine", "patterns", "recipe_files", "recipe_settings", "recipe_data"},
     {"checkpoint", "numerics", "gate"},
-    {"codecs", "families", "integrity", "statistics"},
+    {"codecs", "families", "integrity", "statistics", "words"},
     {"layouts", "engines", "importance"},
     {"weights", "recipe"},
     {"transcode", "sources", "memory"},

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quantkit.cli import calibrated, running
 from quantkit.cli import options as opt
 from quantkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from quantkit.convert.conversion import Executor
+    from quantkit.convert.conversion import Conversion, Executor
+    from quantkit.convert.convert import ConvertReport
     from quantkit.convert.publish import PublishReport, PushTarget
+    from quantkit.streaming import Tokens
 
 
 def register(app: typer.Typer) -> None:
@@ -26,6 +29,7 @@ def convert(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only plan: the same as `quantkit plan`.")] = False,
     recipe: opt.RecipeOption = None,
     group_size: opt.GroupSizeOption = None,
+    method: calibrated.MethodOption = None,
     scales: opt.ScalesOption = None,
     signed_scales: opt.SignedOption = None,
     zero_points: opt.ZeroPointsOption = None,
@@ -60,13 +64,19 @@ def convert(
     limit_shards: opt.LimitShardsOption = None,
     layers: opt.LayersOption = None,
     summary: opt.SummaryOption = None,
+    text: running.TextOption = None,
+    tokens: running.TokensOption = None,
+    length: running.LengthOption = None,
+    sequences: running.SequencesOption = None,
+    streaming: calibrated.StreamingOption = False,
 ) -> None:
     """Convert a checkpoint to INT4: plan, write, verify, put in place.
 
     The output directory appears whole or not at all. A run that was stopped goes on with the same command. Shards of a
     hub repository pass through a bounded spool. With --push-to the finished output is uploaded; where it is complete
     already, the same command goes on with the upload. A smoke run (--limit-shards, --layers) is planned and checked
-    whole, marked as partial, and never published.
+    whole, marked as partial, and never published. With --method gptq or awq the model is run over --text or --tokens
+    first, and what that chose lies in OUTPUT.words until the output is there.
 
     Example: quantkit convert ./GLM-5.2-FP8 --to int4 -o ./glm-5.2-int4
     """
@@ -78,22 +88,20 @@ def convert(
     from quantkit.cli.show_plan import show_plan
     from quantkit.cli.show_results import show_conversion, show_rank
     from quantkit.convert.conversion import Conversion
-    from quantkit.convert.convert import convert_checkpoint
     from quantkit.convert.publish import PushTarget, already_made, check_push, prepare
     from quantkit.convert.ranks import convert_share
     from quantkit.convert.ranks import finalize as finalize_ranks
     from quantkit.plan.limits import Limits
     from quantkit.plan.resources import Workers, choose_jobs
 
-    if executor == "ray" and Path(source).is_dir():
-        source = str(Path(source).resolve())  # other machines begin elsewhere
     first_shards, few_layers = opt.check_limits(limit_shards=limit_shards, layers=layers, rank=rank, finalize=finalize)
     is_limited = first_shards is not None or few_layers is not None
     request = PlanRequest(
-        source=source,
+        source=_absolute(source) if executor == "ray" else source,
         recipe=recipe,
         settings={
             "group_size": group_size,
+            "method": method,
             "scales": scales,
             "signed_scales": signed_scales,
             "zero_points": zero_points,
@@ -109,7 +117,7 @@ def convert(
         ignore=ignore or (),
         allow_unmatched=allow_unmatched,
         allow_incomplete=allow_incomplete,
-        headers_only=dry_run or not keep_source,
+        headers_only=dry_run or not (keep_source or calibrated.runs_model(method)),
         limits=Limits(num_shards=first_shards, layers=few_layers) if is_limited else None,
     )
     opt.check_executor(
@@ -123,6 +131,9 @@ def convert(
     if output is not None and not ((push_to or accept_complete) and (output / MANIFEST_NAME).is_file()):
         check_target(output, Path(source) if source and Path(source).is_dir() else None)  # before anything is fetched
     resolved, made = plan_request(request)
+    inputs = calibrated.Inputs(text=text, tokens=tokens, length=length, sequences=sequences, streaming=streaming)
+    is_shared = rank is not None or finalize or executor != "local"
+    inputs.check(made.recipe.method, is_alone=not is_shared, is_limited=is_limited, is_dry=dry_run)
     loading = engine_reports(made)
     check_servable(made, loading, is_allowed=allow_unservable)
     pushed_to = None if push_to is None else PushTarget(hub_id=push_to, is_public=public)
@@ -133,6 +144,7 @@ def convert(
         show_plan(made, tensor_parallel(resolved, made), loading, workers, as_json=as_json, summary=summary)
         return
     target = output or Path(f"{resolved.name}-int4")
+    made, seen = calibrated.with_calibration(resolved, made, inputs)
     with render.progress(is_quiet=quiet) as advance:
         conversion = Conversion(
             plan=made,
@@ -154,12 +166,23 @@ def convert(
                 prepare(conversion, pushed_to) if pushed_to else already_made(conversion) if accept_complete else None
             )
             cluster = _ray(ray_address) if executor == "ray" else None
-            report = there or (finalize_ranks(conversion) if finalize else convert_checkpoint(conversion, cluster))
+            report = there or (finalize_ranks(conversion) if finalize else _convert(conversion, seen, cluster))
     if rank is not None:
         show_rank(share, as_json=as_json, summary=summary)
         return
     published = None if pushed_to is None else _upload(target, pushed_to, num_jobs=num_jobs, quiet=quiet)
     show_conversion(report, published, is_new=there is None, as_json=as_json, summary=summary)
+
+
+def _absolute(source: str) -> str:
+    """Other machines begin elsewhere."""
+    return str(Path(source).resolve()) if Path(source).is_dir() else source
+
+
+def _convert(conversion: "Conversion", seen: "Tokens | None", cluster: "Executor | None") -> "ConvertReport":
+    from quantkit.convert.convert import convert_checkpoint
+
+    return convert_checkpoint(conversion, cluster) if seen is None else calibrated.convert(conversion, seen)
 
 
 def _upload(target: Path, pushed_to: "PushTarget", *, num_jobs: int, quiet: bool) -> "PublishReport":

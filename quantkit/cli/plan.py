@@ -6,6 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from quantkit.cli import calibrated
 from quantkit.cli import options as opt
 
 
@@ -23,6 +24,7 @@ def plan(
     ] = None,
     recipe: opt.RecipeOption = None,
     group_size: opt.GroupSizeOption = None,
+    method: calibrated.MethodOption = None,
     scales: opt.ScalesOption = None,
     signed_scales: opt.SignedOption = None,
     zero_points: opt.ZeroPointsOption = None,
@@ -67,6 +69,7 @@ def plan(
         config=config,
         settings={
             "group_size": group_size,
+            "method": method,
             "scales": scales,
             "signed_scales": signed_scales,
             "zero_points": zero_points,

@@ -4,7 +4,7 @@ Codes -8..7. Legend: R rows, C columns, G groups along C.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +25,15 @@ class Encoded(NamedTuple):
 class Int4Group:
     """How weights become INT4: the group along the columns, how scales are chosen, whether they may be negative.
 
-    ``zero_points``: each group has a code that stands for zero; scales are positive then.
+    ``zero_points``: each group has a code that stands for zero; scales are positive then. ``smoothed``: calibration has
+    multiplied each row, or each column, by a number of its own before.
     """
 
     group_size: int
     scales: ScaleChoice = "search"
     signed: bool = True
     zero_points: bool = False
+    smoothed: Literal["rows", "columns"] | None = None
 
     @property
     def name(self) -> str:

@@ -136,13 +136,15 @@ def _scheme(manifest: Mapping[str, Any]) -> Iterator[str]:
     if Action.INT4 in actions:
         signs = "of either sign" if recipe["signed_scales"] and recipe["scales"] == "search" else "positive"
         kind = "INT4 with zero points" if recipe["zero_points"] else "Symmetric INT4"
+        scales = manifest["calibration"]["parameters"]["scales"] if "calibration" in manifest else recipe["scales"]
         yield (
-            f"{kind} ({stored}) in groups of {recipe['group_size']} columns, scales by {recipe['scales']}, {signs}, "
+            f"{kind} ({stored}) in groups of {recipe['group_size']} columns, scales by {scales}, {signs}, "
             f"stored as BF16. {_activations(recipe)}"
         )
         if manifest.get("importance") is not None:
             yield ""
             yield _importance(manifest)
+        yield from _calibration(manifest)
     elif has_int4(manifest):
         done = "moved from another layout" if Action.RELAYOUT in actions else "copied"
         yield (
@@ -178,6 +180,18 @@ def _importance(manifest: Mapping[str, Any]) -> str:
         f"those of their layer, {none:,} without. Relative error as the inputs see it, of the first "
         f"{importance['sample_rows']} rows: {gained}."
     )
+
+
+def _calibration(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """What a method saw, where codes and scales are not of the weights alone."""
+    if "calibration" in manifest:
+        recipe, made = manifest["recipe"], manifest["calibration"]
+        seen = recipe["calibration"]
+        yield ""
+        yield (
+            f"Codes and scales of {made['num_calibrated']:,} weights are chosen by {recipe['method'].upper()} "
+            f"({made['by']}) over {seen['sequences']:,} sequences of {seen['length']:,} tokens."
+        )
 
 
 def _activations(recipe: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from quantkit.plan.plan import Plan
 from quantkit.plan.resources import disk_bytes
 from quantkit.threads import ReportProgress
 from quantkit.transcode import CPU
+from quantkit.words import Words
 
 SPOOL_GIB = 40
 
@@ -31,7 +32,8 @@ class Conversion:
     """A plan, where its output goes, and how it is executed.
 
     ``device``: what computes, as ``choose_kernels`` reads it, in the process that does the work. ``provenance``: hub id
-    and commit of the source, where there are any. ``repository``: where the shards are, if not on the disk; they pass
+    and commit of the source, where there are any. ``words``: of the weights that become INT4, where
+    calibration has chosen them. ``repository``: where the shards are, if not on the disk; they pass
     through a spool of ``spool_bytes``. ``resume``: without it finished work is thrown away.
     ``rank``: of ``world_size`` processes that share the work; None for one that does all of it.
     """
@@ -41,6 +43,7 @@ class Conversion:
     num_jobs: int
     device: str = CPU
     provenance: Mapping[str, str] = field(default_factory=dict)
+    words: Words | None = None
     repository: Repository | None = None
     spool_bytes: int = SPOOL_GIB << 30
     resume: bool = True
@@ -53,7 +56,10 @@ class Conversion:
         """Say what this run is. Raises UsageError where the directory holds work of another."""
         if not self.resume:
             output.start_over()
-        begin_run(output.work, run_document(self.plan, self.provenance, world_size=self.world_size))
+        sha256 = None if self.words is None else self.words.sha256
+        begin_run(
+            output.work, run_document(self.plan, self.provenance, world_size=self.world_size, words_sha256=sha256)
+        )
 
     def believed(self, output: OutputDirectory, entries: Entries) -> Entries:
         """Of what journals name, what is still so."""
@@ -107,7 +113,9 @@ def work(
         output.keep = output.keep or spool is not None
         if executor is not None:
             return plan, executor(conversion, plan, output, journal, done)
-        share = Share(directory=output.directory, spool=spool, journal=journal, done=done, only=only)
+        share = Share(
+            directory=output.directory, spool=spool, journal=journal, done=done, only=only, words=conversion.words
+        )
         return plan, execute(
             plan,
             share,

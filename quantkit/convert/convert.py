@@ -59,15 +59,10 @@ def convert_checkpoint(conversion: Conversion, executor: Executor | None = None)
 def complete(conversion: Conversion, plan: Plan, output: OutputDirectory, execution: Execution) -> ConvertReport:
     """All shards are there: the files beside them, the checks, the renaming. Raises VerificationError."""
     classes = class_errors(execution.errors)
-    write_documents(plan, output.directory, execution, classes, conversion.provenance)
+    write_documents(plan, output.directory, execution, classes, conversion)
     findings = (
         *check_structure(output.directory, plan),
-        *check_errors(
-            execution.errors,
-            classes,
-            group_size=plan.recipe.group_size,
-            has_importance=plan.importance is not None,
-        ),
+        *check_errors(execution.errors, classes, plan.recipe, has_importance=plan.importance is not None),
     )
     _refuse_bad(findings)
     output.put_in_place()
@@ -100,7 +95,7 @@ def write_documents(
     directory: Path,
     execution: Execution,
     classes: tuple[ClassError, ...],
-    provenance: Mapping[str, str],
+    conversion: Conversion,
 ) -> None:
     """Sidecars, config, index, card, and last the manifest that names them all."""
     records = dict(execution.output_records)
@@ -118,7 +113,7 @@ def write_documents(
         with named_errors(directory / name):
             write_json(directory / name, document)
         records[name] = record_of(directory / name)
-    manifest = manifest_document(plan, execution, classes, provenance, directory)
+    manifest = manifest_document(plan, execution, classes, conversion, directory)
     with named_errors(directory / README_NAME):
         write_file(directory / README_NAME, model_card(manifest, plan.config).encode())
     records[README_NAME] = record_of(directory / README_NAME)

@@ -22,7 +22,8 @@ from quantkit.machine import bytes_text
 from quantkit.plan.plan import Action, Plan, PlannedShard
 from quantkit.plan.tasks import TASK_BYTES, Task, shard_tasks, task_bytes_of
 from quantkit.threads import FollowUps, ReportProgress, Stage, Step, run_steps
-from quantkit.transcode import CPU, ChooseKernels, choose_kernels
+from quantkit.transcode import CPU, ChooseKernels, choose_kernels, with_words
+from quantkit.words import Words
 
 _HASH_BYTES = 64 << 20  # of an output, in one step
 _JOBS_PER_HASH = 4  # a hash keeps up with about twice so many workers
@@ -34,7 +35,7 @@ class Share:
     """What a process has to do: the source shards of ``only`` (all where it is None), but what is ``done``.
 
     Output shards go into ``directory``, and ``journal`` is told of each that is finished. Source shards come through
-    ``spool`` where there is one.
+    ``spool`` where there is one. ``words``: of the weights that are INT4, from calibration.
     """
 
     directory: Path
@@ -42,6 +43,7 @@ class Share:
     journal: Recorder | None = None
     done: Entries = field(default_factory=Entries)
     only: Collection[str] | None = None
+    words: Words | None = None
 
 
 def execute(
@@ -60,7 +62,7 @@ def execute(
     run = _Run(
         plan=plan,
         share=share,
-        choose_kernels=choose_kernels(device),
+        choose_kernels=with_words(choose_kernels(device), share.words),
         moments=None if plan.importance is None else plan.importance.reader(),
         task_bytes=task_bytes,
         report_progress=report_progress,

@@ -39,9 +39,10 @@ _LONGEST_LICENSE = 200
 
 
 def manifest_document(
-    plan: Plan, execution: Execution, classes: tuple[ClassError, ...], provenance: Mapping[str, str], directory: Path
+    plan: Plan, execution: Execution, classes: tuple[ClassError, ...], conversion: Conversion, directory: Path
 ) -> dict[str, Any]:
     """Everything but the files of the output, which are not all there yet. ``directory`` holds its tensors."""
+    words = conversion.words
     return {
         "format": MANIFEST_FORMAT,
         "tool": {"name": "quantkit", "version": __version__},
@@ -50,8 +51,9 @@ def manifest_document(
         "is_incomplete": plan.is_incomplete,
         **({} if plan.partial is None else {"partial": plan.partial.document()}),
         **({} if plan.importance is None else {"importance": importance_document(plan.importance, execution.gains)}),
+        **({} if words is None else {"calibration": words.summary}),
         "source": {
-            **provenance,
+            **conversion.provenance,
             "license": license_of(directory / SOURCE_README_NAME),
             "config_sha256": hash_file(plan.checkpoint.directory / CONFIG_NAME),
             "shards": {name: record.document() for name, record in sorted(execution.source_records.items())},

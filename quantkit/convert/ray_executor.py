@@ -82,7 +82,7 @@ class NodeWorker:
         if spool is not None:
             spool.expect(plan, only)
         made = MadeShard()
-        own = Share(directory=folder, spool=spool, journal=made, only=only)
+        own = Share(directory=folder, spool=spool, journal=made, only=only, words=self.conversion.words)
         execution = execute(plan, own, num_jobs=num_jobs, device=device)
         made.encode_seconds, made.encoded_bytes = execution.encode_seconds, execution.encoded_bytes
         return made

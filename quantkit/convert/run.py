@@ -26,7 +26,9 @@ _CONSEQUENCES = ("outputs.", "source.shards.")
 _TOLD = ("source.commit", "importance.sha256")  # hashes that a user may know: both are shown
 
 
-def run_document(plan: Plan, provenance: Mapping[str, str], *, world_size: int) -> dict[str, Any]:
+def run_document(
+    plan: Plan, provenance: Mapping[str, str], *, world_size: int, words_sha256: str | None = None
+) -> dict[str, Any]:
     """What makes a run this one: the tool, its limits, the recipe, the source's config and headers, every decision."""
     checkpoint = plan.checkpoint
     return {
@@ -36,6 +38,7 @@ def run_document(plan: Plan, provenance: Mapping[str, str], *, world_size: int) 
         "recipe": recipe_document(plan.recipe),
         "importance": None if plan.importance is None else plan.importance.identity(),
         "world_size": world_size,
+        "words": words_sha256,
         "is_incomplete": plan.is_incomplete,
         "source": {
             **provenance,

@@ -77,7 +77,7 @@ def run_task(
         levels_C = importance_levels(shape_C, group_size=task.job.scheme.group_size)
         rows = replace(rows, importance_C=levels_C)
     made = kernels.quantize(rows, task.job.scheme)
-    if task.first == 0:
+    if task.first == 0 and not made.is_given:
         _check_first_row(rows, made.words, task.job.scheme)
     _write_rows(task, writer, layout.from_words(made.words))
     error2_R, weight2_R = made.sums

@@ -23,6 +23,7 @@ from quantkit.plan.relayout import (
     needs_positive_scales,
     relayout_job,
 )
+from quantkit.plan.smoothed import mark_smoothed
 from quantkit.recipe import Recipe
 from quantkit.tensors import BF16, TensorSpec
 from quantkit.weights.binding import Binding, bind_weights
@@ -62,6 +63,7 @@ def make_plan(
         else _job(weight, roles[name], made.actions[name], recipe, moved if weight.is_native_int4 else scheme)
         for name, weight in binding.weights.items()
     ]
+    mark_smoothed(jobs, recipe, drafts)
     if not jobs:
         raise SourceError("holds no tensors", file=checkpoint.directory, remedy="name a checkpoint directory")
     if not any(job.action == Action.INT4 for job in jobs):

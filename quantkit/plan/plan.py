@@ -79,6 +79,8 @@ class Job(NamedTuple):
     @property
     def rows_at_least(self) -> int:
         """Rows that belong together: tasks begin at multiples of it."""
+        if self.scheme is not None and self.scheme.smoothed == "columns":
+            return max(1, self.weight.num_rows)
         return max((output.rows_each for output in self.outputs.values()), default=1)
 
     @property

@@ -1,6 +1,7 @@
 """Rows of stored source parts -> words and values; the one place that chooses what computes them."""
 
 from quantkit.transcode.devices import ALL_GPUS, CPU, ON_GPU, ChooseKernels, choose_kernels, device_names
+from quantkit.transcode.given import with_words
 from quantkit.transcode.kernels import COMPOSED, FUSED_CPU, Kernels, Quantized, kernels_for, weighed_rows
 from quantkit.transcode.native import has_row_blocks, read_words
 from quantkit.transcode.recover import recover_rows
@@ -27,4 +28,5 @@ __all__ = [
     "recover_rows",
     "search_values",
     "weighed_rows",
+    "with_words",
 ]

@@ -6,7 +6,7 @@ key falls back. Legend: R rows, C columns, G groups, W packed words.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +19,7 @@ from quantkit.numerics import bfloat16, grid, metrics
 from quantkit.numerics.packing import Int4Words, pack_int4, unpack_int4
 from quantkit.tensors import BF16, F16
 from quantkit.transcode.rows import Rows
+from quantkit.transcode.smoothed import smoothed_sums
 from quantkit.weights.weight import Weight
 
 RowSums = tuple[NDArray[np.float64], NDArray[np.float64]]  # squared error and squared weight, of each row
@@ -26,11 +27,15 @@ RowSums = tuple[NDArray[np.float64], NDArray[np.float64]]  # squared error and s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantized:
-    """INT4 words, the error of each row, and the CPU time that the encoder took."""
+    """INT4 words, the error of each row, and the CPU time that the encoder took.
+
+    ``is_given``: the words were there already, and are not what the specification would make.
+    """
 
     words: Int4Words
     sums: RowSums
     encode_seconds: float
+    is_given: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +56,8 @@ class Kernels:
 
 def kernels_for(weight: Weight, scheme: Int4Group | None) -> Kernels:
     """The fused kernels from this storage format into that, or the specification. ``scheme``: None for BF16."""
-    return FUSED_CPU.get((weight.codec.name, INT4_GROUP if scheme is None else scheme.name), COMPOSED)
+    found = FUSED_CPU.get((weight.codec.name, INT4_GROUP if scheme is None else scheme.name), COMPOSED)
+    return found if scheme is None or scheme.smoothed is None else replace(found, row_sums=smoothed_sums)
 
 
 def _encode(rows: Rows, scheme: Int4Group) -> Int4Words:

@@ -129,8 +129,7 @@ def _with_comparison(
     report: VerifyReport, comparison: Comparison, plan: Plan, *, is_fast: bool, has_importance: bool
 ) -> VerifyReport:
     classes = class_errors(comparison.errors)
-    group_size = plan.recipe.group_size
-    thresholds = check_errors(comparison.errors, classes, group_size=group_size, has_importance=has_importance)
+    thresholds = check_errors(comparison.errors, classes, plan.recipe, has_importance=has_importance)
     report = report.with_findings(comparison.findings[:_MAX_FINDINGS])
     return replace(
         report.with_findings(first_findings(thresholds, _MAX_FINDINGS)),

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from quantkit.words import finish_words, open_words
 
 from quantkit.gptq.factor import blend, factorize
 from quantkit.gptq.quantize import quantize_gptq
 from quantkit.gptq.stream import StreamRequest, stream_words, values_of
 from quantkit.numerics.packing import unpack_int4
 from quantkit.streaming import Tokens
+from quantkit.words import finish_words, open_words
 from tests.streaming.models import lively_checkpoint, whole_model
 from tests.streaming.test_forward import opened
 from tests.tiny import EXPERTS, HIDDEN, WIDTH

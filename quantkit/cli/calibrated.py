@@ -1,0 +1,128 @@
+"""Methods that see inputs: their options, the tokens, and the words that convert then takes."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from quantkit.cli import running
+from quantkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from quantkit.convert.conversion import Conversion
+    from quantkit.convert.convert import ConvertReport
+    from quantkit.plan.plan import Plan
+    from quantkit.sources import ResolvedSource
+    from quantkit.streaming import Tokens
+
+MethodOption = Annotated[
+    Optional[str],  # noqa: UP045  (typer reads it)
+    typer.Option("--method", metavar="search|gptq|awq", help="What chooses codes and scales [recipe: search]."),
+]
+StreamingOption = Annotated[
+    bool, typer.Option("--streaming", help="GPTQ here, with one layer in memory, and not by llm-compressor.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What the command line says of what a method sees."""
+
+    text: Path | None
+    tokens: Path | None
+    length: int | None
+    sequences: int | None
+    streaming: bool
+
+    def check(self, method: str, *, is_alone: bool, is_limited: bool, is_dry: bool) -> None:
+        """Raise UsageError for options that do not go with the method, or with each other.
+
+        ``is_alone``: one process does all of the work. ``is_dry``: it is only planned, and no input is needed.
+        """
+        is_given = self.text or self.tokens or self.length or self.sequences or self.streaming
+        if method == "search":
+            if is_given:
+                raise UsageError("the search sees no inputs", remedy="give --method gptq or awq, or no text")
+            return
+        if not is_alone:
+            raise UsageError(
+                f"--method {method} runs the model in one process",
+                remedy="leave --rank, --world-size, --finalize and --executor out",
+            )
+        if is_limited:
+            raise UsageError(
+                f"--method {method} is for all layers alike", remedy="leave --limit-shards and --layers out"
+            )
+        if self.streaming and method != "gptq":
+            raise UsageError(f"--method {method} does not run layer by layer", remedy="leave --streaming out")
+        if not is_dry or is_given:
+            running.check_running(text=self.text, tokens=self.tokens, length=self.length, dtype="float32")
+        if not is_dry:
+            running.require_models()
+
+    def read(self, resolved: "ResolvedSource") -> "Tokens":
+        """Raises SourceError for a text too short and for ids beyond the vocabulary."""
+        from quantkit.families.config_values import integer
+        from quantkit.streaming import read_tokens, tokenize
+
+        checkpoint = resolved.checkpoint
+        vocabulary = integer(resolved.family.text_config(checkpoint.config), "vocab_size", at_least=1)
+        if self.tokens is not None:
+            return read_tokens(self.tokens, vocabulary=vocabulary, sequences=self.sequences)
+        assert self.text is not None
+        return tokenize(
+            self.text,
+            checkpoint.directory,
+            vocabulary=vocabulary,
+            length=self.length or running.DEFAULT_LENGTH,
+            sequences=self.sequences,
+        )
+
+
+def runs_model(method: str | None) -> bool:
+    """Whether an option asks for what needs all of the source here."""
+    return method not in (None, "search")
+
+
+def with_calibration(resolved: "ResolvedSource", plan: "Plan", inputs: Inputs) -> "tuple[Plan, Tokens | None]":
+    """The plan, whose recipe says over what it is calibrated, and the tokens; as it was where nothing is."""
+    if plan.recipe.method == "search":
+        return plan, None
+    from quantkit.recipe import Calibration
+
+    if resolved.repository is not None:
+        raise UsageError(
+            f"--method {plan.recipe.method} runs the model, and its shards are still on the hub",
+            remedy="give --keep-source, or convert a directory",
+        )
+    tokens = inputs.read(resolved)
+    sequences, length = tokens.ids_NS.shape
+    seen = Calibration(tokens=tokens.sha256, sequences=sequences, length=length, streaming=inputs.streaming)
+    changes: dict[str, object] = {"calibration": seen}
+    if plan.recipe.method == "gptq" and not inputs.streaming:
+        changes["signed_scales"] = False  # llm-compressor's are positive
+    return replace(plan, recipe=plan.recipe.model_copy(update=changes)), tokens
+
+
+def convert(conversion: "Conversion", tokens: "Tokens") -> "ConvertReport":
+    """Calibrate, then convert. What calibration has chosen stays beside the output until that is in place."""
+    from quantkit.convert.convert import convert_checkpoint
+    from quantkit.words import remove_words
+
+    try:
+        from quantkit.gptq.make import WordsRequest, make_words
+    except ImportError as error:
+        raise UsageError(f"--method needs {error.name}", remedy="pip install 'quantkit[calibrate]'") from error
+    request = WordsRequest(
+        plan=conversion.plan,
+        target=conversion.target,
+        tokens=tokens,
+        num_jobs=conversion.num_jobs,
+        device=conversion.device,
+        resume=conversion.resume,
+        report_progress=conversion.report_progress,
+    )
+    report = convert_checkpoint(replace(conversion, words=make_words(request)))
+    remove_words(request.directory)
+    return report

@@ -1,0 +1,161 @@
+"""Codes and scales by llm-compressor's oneshot, of a model that this machine's memory holds."""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantkit.errors import SourceError, UsageError
+from quantkit.numerics.bfloat16 import from_float32
+from quantkit.numerics.packing import Int4Words, pack_int4
+from quantkit.plan.smoothed import DOWN, UP
+from quantkit.streaming import Tokens
+from quantkit.transcode import search_values
+
+DAMPING = 0.01  # of the mean of the diagonal, as is its default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneShot:
+    """``directory``: the model in BF16, as transformers loads it. ``modules``: what becomes INT4, as it names them.
+
+    ``offload``: where to put what memory does not hold; None where it holds all.
+    """
+
+    directory: Path
+    modules: frozenset[str]
+    group_size: int
+    signed: bool
+    tokens: Tokens
+    offload: Path | None = None
+
+
+@contextmanager
+def _quantized_model(shot: OneShot, modifiers: list[Any]) -> Iterator[Any]:
+    """The model behind llm-compressor's oneshot: layer by layer, every expert of it run on every token.
+
+    Raises SourceError for a model that transformers does not load.
+    """
+    import llmcompressor
+    from torch.utils.data import DataLoader
+
+    oneshot: Any = llmcompressor.oneshot  # type: ignore[attr-defined]
+
+    model = _load(shot)
+    rows: Any = list(shot.tokens.ids)
+    length = shot.tokens.ids_NS.shape[1]
+
+    def collate(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        ids = torch.stack(rows)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    with _without_pinning():
+        oneshot(
+            model=model,
+            processor=object(),  # it asks for one, and uses none where the data is tokens
+            dataset=DataLoader(rows, batch_size=1, collate_fn=collate),
+            recipe=modifiers,
+            pipeline="sequential",
+            moe_calibrate_all_experts=True,
+            num_calibration_samples=len(shot.tokens.ids_NS),
+            max_seq_length=length,
+        )
+    yield model
+
+
+def _load(shot: OneShot) -> Any:
+    from compressed_tensors.offload import load_offloaded_model
+    from llmcompressor.modeling.moe.linearize import linearize_moe
+    from transformers import AutoModelForCausalLM
+
+    options: dict[str, Any] = {"dtype": torch.bfloat16, "trust_remote_code": False, "local_files_only": True}
+    if shot.offload is not None:
+        options |= {"device_map": "auto_offload", "offload_folder": str(shot.offload)}
+    try:
+        with nullcontext() if shot.offload is None else load_offloaded_model():
+            model = AutoModelForCausalLM.from_pretrained(shot.directory, **options)
+    except (ValueError, OSError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise SourceError(
+            f"transformers does not load it ({_first_line(error)})",
+            file=shot.directory,
+            remedy="give --streaming, or install the transformers release that knows it",
+        ) from error
+    linearize_moe(model)
+    there = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    missing = sorted(shot.modules - there)
+    if missing:
+        raise SourceError(
+            f"transformers has no such Linear (and {len(missing) - 1} more are missing)",
+            tensor=missing[0],
+            file=shot.directory,
+            remedy="give --streaming, or --targets that name Linears of its model",
+        )
+    hit = {name for name in there if any(re.fullmatch(one, name) for one in patterns(shot.modules))}
+    if hit != shot.modules:
+        raise UsageError(
+            f"no pattern tells {sorted(hit - shot.modules)[0]} from modules that become INT4",
+            remedy="choose --targets and --ignore that treat all layers and experts alike, or give --streaming",
+        )
+    return model
+
+
+@contextmanager
+def _without_pinning() -> Iterator[None]:
+    """Pinned memory is for copies to a GPU: without one torch refuses it, and AWQ asks for it all the same."""
+    from compressed_tensors.utils import patch_attr
+    from llmcompressor.pipelines.cache import IntermediatesCache
+
+    if torch.accelerator.is_available():
+        yield
+        return
+    with patch_attr(IntermediatesCache, "pin_memory", lambda *_: None):
+        yield
+
+
+def patterns(modules: Iterable[str]) -> list[str]:
+    """Regular expressions for names that differ in numbers alone: 57,600 names would be compared one by one."""
+    return sorted({re.sub(r"\d+", lambda _: r"\d+", re.escape(name)) for name in modules})
+
+
+def gptq_words(shot: OneShot) -> Iterator[tuple[str, Int4Words]]:
+    """GPTQ with scales of the largest magnitude, columns in the order of their second moments."""
+    from llmcompressor.modifiers.gptq import GPTQModifier
+
+    modifier = GPTQModifier(config_groups=_scheme(shot), dampening_frac=DAMPING, actorder="static")
+    with _quantized_model(shot, [modifier]) as model:
+        for name in sorted(shot.modules):
+            module = model.get_submodule(name)
+            scale_RG, weight_RC = (part.detach().float().cpu() for part in (module.weight_scale, module.weight))
+            # the weight is code times scale, rounded to BF16: far closer to its code than to another
+            codes_RC = torch.round(weight_RC / scale_RG.repeat_interleave(shot.group_size, dim=1)).clamp(-8, 7)
+            yield name, Int4Words(pack_int4(codes_RC.to(torch.int8).numpy()), from_float32(scale_RG.numpy()))
+
+
+def awq_words(shot: OneShot) -> Iterator[tuple[str, Int4Words]]:
+    """AWQ between up and down alone, which no other module notices; then the search on what it made of them."""
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from llmcompressor.modifiers.transform.awq import AWQMapping, AWQModifier
+
+    ups = [one for one in patterns(shot.modules) if one.endswith(UP)]
+    pairs = [AWQMapping(f"re:{one}$", [f"re:{one.removesuffix(UP)}{DOWN}$"]) for one in ups]
+    modifiers = [AWQModifier(mappings=pairs, offload_device=None), QuantizationModifier(config_groups=_scheme(shot))]
+    with _quantized_model(shot, modifiers) as model:
+        for name in sorted(name for name in shot.modules if name.endswith((UP, DOWN))):
+            weight_RC = model.get_submodule(name).weight.detach().float().cpu().numpy()
+            codes_RC, scale_RG = search_values(
+                weight_RC, group_size=shot.group_size, signed=shot.signed, moments_C=None
+            )
+            yield name, Int4Words(pack_int4(codes_RC), scale_RG)
+
+
+def _scheme(shot: OneShot) -> dict[str, Any]:
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": shot.group_size}
+    return {"group_0": {"targets": [f"re:{one}$" for one in patterns(shot.modules)], "weights": weights}}
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,194 @@
+"""A directory of words: safetensors files, and a document behind them that says what they are and are of.
+
+Each module has ``MODULE.packed`` (int32 [R, W], as compressed-tensors packs codes) and ``MODULE.scale`` (BF16 [R, G]).
+A file appears whole, so that work goes on behind the last; the document appears last of all.
+Suffixes: ``R`` rows, ``C`` columns, ``G`` groups along C, ``W`` packed words.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quantkit.checkpoint.disk import flush, is_own_directory, named_errors, remove, write_file
+from quantkit.checkpoint.header import StoredTensor, read_header
+from quantkit.checkpoint.json_files import MOST_INDEX_BYTES, read_json
+from quantkit.checkpoint.reader import hash_file, read_tensor
+from quantkit.checkpoint.writer import ShardWriter, order_tensors
+from quantkit.errors import SourceError, UsageError
+from quantkit.numerics.bfloat16 import to_float32
+from quantkit.numerics.packing import CODES_PER_WORD, Int4Words
+from quantkit.tensors import BF16, I32, TensorSpec
+
+PACKED, SCALE = ".packed", ".scale"
+DOCUMENT_NAME, BEGUN_NAME = "words.json", "begun.json"
+_AGAIN = "remove this directory, then run the same command again: it is made anew"
+
+
+def begin_words(directory: Path, document: Mapping[str, Any], *, resume: bool) -> None:
+    """A directory for the words of one run, new or as that run has left it. ``document``: what decides them.
+
+    Raises UsageError for one of another run, or of somebody else; without ``resume`` the former is emptied.
+    """
+    path = directory / BEGUN_NAME
+    if directory.exists() and not (is_own_directory(directory) and path.is_file()):
+        raise UsageError("is there and not ours", file=directory, remedy="remove it, or choose another -o")
+    with named_errors(directory):
+        if directory.exists() and not resume:
+            remove(directory)
+        if not directory.exists():
+            directory.mkdir(parents=True)
+            write_file(path, _text(document))
+    begun = read_json(path, what="a run that was begun has it")
+    differs = next((key for key in {**document, **begun} if begun.get(key) != document.get(key)), None)
+    if differs is not None:
+        raise UsageError(
+            f"holds what a run with another {differs} has chosen",
+            file=directory,
+            remedy="repeat that run's command, choose another -o, or give --no-resume to begin anew",
+        )
+
+
+def remove_words(directory: Path) -> None:
+    """The output is in place."""
+    with named_errors(directory):
+        remove(directory)
+
+
+def _text(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
+
+
+class WordsWriter:
+    """One file of words. ``shapes``: rows and columns of every module in it. Any thread may add."""
+
+    def __init__(self, path: Path, shapes: Mapping[str, tuple[int, int]], *, group_size: int) -> None:
+        self._path = path
+        specs: dict[str, TensorSpec] = {}
+        for module, (num_rows, num_cols) in shapes.items():
+            specs[module + PACKED] = TensorSpec(I32, (num_rows, num_cols // CODES_PER_WORD))
+            specs[module + SCALE] = TensorSpec(BF16, (num_rows, num_cols // group_size))
+        draft = path.with_name(path.name + ".draft")
+        with named_errors(draft):
+            draft.unlink(missing_ok=True)
+        self._writer = ShardWriter(draft, order_tensors(specs))
+
+    def add(self, module: str, words: Int4Words) -> None:
+        """All rows of a module, once."""
+        assert words.zero is None, module
+        for suffix, array in ((PACKED, words.packed), (SCALE, words.scale)):
+            assert self._writer.specs[module + suffix].shape == array.shape, (module, array.shape)
+            self._writer.write(module + suffix, array)
+
+    def close(self) -> None:
+        """The file is whole, and has its name."""
+        self._writer.close()
+        with named_errors(self._path):
+            self._writer.path.rename(self._path)
+            flush(self._path.parent)
+
+    def abort(self) -> None:
+        """Nothing is left of a file that is not whole."""
+        self._writer.abort()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """A complete directory. ``document``: what was run, over what; ``sha256``: of all files and the document.
+
+    ``searched``: modules that are not here, since nothing was found for them.
+    """
+
+    directory: Path
+    document: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
+    sha256: str
+
+    @property
+    def modules(self) -> frozenset[str]:
+        return frozenset(name.removesuffix(PACKED) for name in self.tensors if name.endswith(PACKED))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """For a manifest: all but the names of modules and files."""
+        told = {key: value for key, value in self.document.items() if key not in ("files", "searched")}
+        counts = {"num_calibrated": len(self.modules), "num_searched": len(self.searched)}
+        return {**told, **counts, "words_sha256": self.sha256}
+
+    @property
+    def searched(self) -> frozenset[str]:
+        return frozenset(self.document["searched"])
+
+    def read(self, module: str, first_row: int, last_row: int, *, signed: bool) -> Int4Words:
+        """Rows ``[first_row, last_row)``. Raises SourceError for a scale that cannot be, or must not be below zero."""
+        packed, scale = (self.tensors[module + suffix].rows(first_row, last_row) for suffix in (PACKED, SCALE))
+        words = Int4Words(read_tensor(packed).view(np.int32), read_tensor(scale).view(np.uint16))
+        values_RG = to_float32(words.scale)
+        wrong_RG = ~np.isfinite(values_RG) | (values_RG == 0) | (not signed and values_RG < 0)
+        if wrong_RG.any():
+            row, group = np.argwhere(wrong_RG)[0]
+            what = f"holds the scale {values_RG[row, group]} for row {first_row + row}, group {group}"
+            raise SourceError(what, tensor=module, file=scale.path, remedy=_AGAIN)
+        return words
+
+    def check_modules(self, shapes: Mapping[str, tuple[int, int]], *, group_size: int) -> None:
+        """Raise SourceError unless these are words of exactly these modules, in groups of this size."""
+        strange = sorted(self.modules - shapes.keys())
+        missing = sorted(shapes.keys() - self.modules - self.searched)
+        if strange or missing:
+            what = f"holds words of {strange[0]}, which is not INT4" if strange else f"holds no words of {missing[0]}"
+            raise SourceError(what, file=self.directory, remedy=_AGAIN)
+        for module in sorted(self.modules):
+            num_rows, num_cols = shapes[module]
+            found = (self.tensors[module + PACKED].spec.shape, self.tensors[module + SCALE].spec.shape)
+            if found != ((num_rows, num_cols // CODES_PER_WORD), (num_rows, num_cols // group_size)):
+                raise SourceError(
+                    f"holds words of {found}, and the weight is {[num_rows, num_cols]} in groups of {group_size}",
+                    tensor=module,
+                    file=self.directory,
+                    remedy=_AGAIN,
+                )
+
+
+def finish_words(directory: Path, document: Mapping[str, Any], *, searched: Collection[str] = ()) -> None:
+    """Write the document: all files of words are there. It holds their hashes."""
+    files = {path.name: hash_file(path) for path in _files(directory)}
+    path = directory / DOCUMENT_NAME
+    with named_errors(path):
+        write_file(path, _text({**document, "searched": sorted(searched), "files": files}))
+        flush(directory)
+
+
+def has_words(directory: Path) -> bool:
+    """Whether all of them are there."""
+    return (directory / DOCUMENT_NAME).is_file()
+
+
+def open_words(directory: Path) -> Words:
+    """Raises SourceError for files that are not those that the document names, or are no words."""
+    path = directory / DOCUMENT_NAME
+    document = read_json(path, what="words of calibration have it", most_bytes=MOST_INDEX_BYTES)
+    files = _files(directory)
+    if not isinstance(document.get("searched"), list) or not isinstance(document.get("files"), dict):
+        raise SourceError("is no document of words", file=path, remedy=_AGAIN)
+    if {file.name for file in files} != document["files"].keys():
+        raise SourceError("holds other files than its document names", file=directory, remedy=_AGAIN)
+    tensors: dict[str, StoredTensor] = {}
+    for file in files:
+        for tensor in read_header(file).tensors:
+            expected = {PACKED: I32, SCALE: BF16}.get("." + tensor.name.rpartition(".")[2])
+            if tensor.spec.dtype != expected or tensor.name in tensors or len(tensor.spec.shape) != 2:
+                raise SourceError(f"is {tensor.spec}, no words", tensor=tensor.name, file=file, remedy=_AGAIN)
+            tensors[tensor.name] = tensor
+    for name in tensors:
+        module, _, leaf = name.rpartition(".")
+        if module + (SCALE if leaf == PACKED[1:] else PACKED) not in tensors:
+            raise SourceError("has words or scales alone", tensor=module, file=directory, remedy=_AGAIN)
+    return Words(directory=directory, document=document, tensors=tensors, sha256=hash_file(path))
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.safetensors"))

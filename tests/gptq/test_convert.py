@@ -1,0 +1,150 @@
+"""`quantkit convert --method gptq|awq` as a user runs it, with the real llm-compressor; and what it refuses."""
+
+import json
+
+import jsonschema
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quantkit.checkpoint.source import open_checkpoint
+from quantkit.verify.verify import verify_output
+from tests.cli.test_commands import SCHEMAS, run
+from tests.convert.helpers import load_output
+from tests.gptq.helpers import save_tokens, tiny_glm
+from tests.test_transformers import log_probabilities
+
+EXPERT = "model.layers.1.mlp.experts.3"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return tiny_glm(tmp_path_factory.mktemp("glm"))
+
+
+def convert(source, tmp_path, *options):
+    tokens = save_tokens(tmp_path / "tokens.safetensors")
+    return run("convert", source, "--to", "int4", "-o", tmp_path / "out", "--tokens", tokens, "--json", *options)
+
+
+def decoded(tensors, module, group_size=32):
+    """By compressed-tensors itself."""
+    from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+
+    shape = torch.Size(tensors[f"{module}.weight_shape"].tolist())
+    codes = unpack_from_int32(tensors[f"{module}.weight_packed"], 4, shape)
+    scale = tensors[f"{module}.weight_scale"].float().repeat_interleave(group_size, dim=1)
+    return codes.float() * scale
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_gptq_of_llm_compressor_becomes_an_output_like_any_other(source, tmp_path):
+    (tmp_path / "out.partial").write_text("in the way")
+    stopped = convert(source, tmp_path, "--method", "gptq")
+    assert stopped.returncode == 2, stopped.stderr
+    words = tmp_path / "out.words" / "words.safetensors"
+    made = words.stat().st_mtime_ns, words.read_bytes()
+    other = convert(source, tmp_path, "--method", "gptq", "--group-size", "64")
+    assert other.returncode == 2
+    assert "another group_size" in json.loads(other.stdout)["error"]["message"]
+    assert (words.stat().st_mtime_ns, words.read_bytes()) == made
+    (tmp_path / "out.partial").unlink()
+    result = convert(source, tmp_path, "--method", "gptq")  # with the words that are there
+    assert result.returncode == 0, result.stderr
+    assert "Calibrating" not in result.stderr
+    assert "Calibrating" in stopped.stderr
+    jsonschema.validate(json.loads(result.stdout), json.loads((SCHEMAS / "convert.json").read_text()))
+    output = tmp_path / "out"
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "tokens.safetensors"}
+    manifest = json.loads((output / "conversion.json").read_text())
+    assert manifest["recipe"]["method"] == manifest["calibration"]["method"] == "gptq"
+    assert manifest["recipe"]["calibration"]["sequences"] == 8
+    assert manifest["calibration"]["num_calibrated"] == 2 * 8 * 3
+    report = verify_output(output, source=open_checkpoint(source), num_jobs=2)
+    assert report.is_good, report.findings
+    # no rounding to nearest, whatever the scale: errors of columns were made good in others
+    tensors, exact = load_output(output), load_file(source.parent / "decoded" / "model.safetensors")
+    weight = exact[f"{EXPERT}.up_proj.weight"]
+    scale = tensors[f"{EXPERT}.up_proj.weight_scale"].float().repeat_interleave(32, dim=1)
+    assert ((decoded(tensors, f"{EXPERT}.up_proj") - weight).abs() > 0.55 * scale.abs()).float().mean() > 0.05
+    tokens = load_file(tmp_path / "tokens.safetensors")["input_ids"]
+    reference, got = (log_probabilities(one, tokens) for one in (source.parent / "decoded", output))
+    assert 1e-6 < (reference.exp() * (reference - got)).sum(-1).mean().item() < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_awq_moves_numbers_between_up_and_down_and_nothing_else(source, tmp_path):
+    result = convert(source, tmp_path, "--method", "awq")
+    assert result.returncode == 0, result.stderr
+    output = tmp_path / "out"
+    tensors, exact = load_output(output), load_file(source.parent / "decoded" / "model.safetensors")
+    up, down = (exact[f"{EXPERT}.{leaf}.weight"] for leaf in ("up_proj", "down_proj"))
+    new_up, new_down = (decoded(tensors, f"{EXPERT}.{leaf}") for leaf in ("up_proj", "down_proj"))
+    divided = (new_up * up).sum(1) / (up * up).sum(1)
+    multiplied = (new_down * down).sum(0) / (down * down).sum(0)
+    assert (divided.max() / divided.min()) > 1.1  # something was moved
+    assert (divided * multiplied - 1).abs().max() < 0.1  # and what one lost the other has
+    assert (new_up - divided[:, None] * up).norm() / (divided[:, None] * up).norm() < 0.1
+    for name, tensor in tensors.items():
+        if "experts." not in name or "shared" in name:
+            assert tensor.float().equal(exact[name].to(tensor.dtype).float()), name
+    report = verify_output(output, source=open_checkpoint(source), num_jobs=2)
+    assert report.is_good, report.findings
+    recorded = json.loads((output / "conversion.json").read_text())["errors"]["routed_expert"]
+    assert report.classes[0].relative == recorded["relative_error"] < 0.1
+
+
+@pytest.mark.slow
+def test_streaming_needs_no_other_library_and_leaves_nothing_behind(source, tmp_path):
+    result = convert(source, tmp_path, "--method", "gptq", "--streaming", "--quiet")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "tokens.safetensors"}
+    manifest = json.loads((tmp_path / "out" / "conversion.json").read_text())
+    assert manifest["calibration"]["by"] == "quantkit"
+    assert manifest["calibration"]["num_calibrated"] == 2 * 8 * 3
+    assert manifest["recipe"]["calibration"]["streaming"] is True
+    report = verify_output(tmp_path / "out", source=open_checkpoint(source), num_jobs=2)
+    assert report.is_good, report.findings
+    assert (load_output(tmp_path / "out")[f"{EXPERT}.up_proj.weight_scale"] < 0).any()
+    again = convert(source, tmp_path, "--method", "gptq", "--streaming", "--accept-complete")
+    assert again.returncode == 0, again.stderr
+    other = convert(source, tmp_path, "--method", "gptq", "--streaming", "--accept-complete", "--sequences", "4")
+    assert other.returncode == 2
+    assert "another recipe" in json.loads(other.stdout)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "gptq"], "--text or from --tokens"),
+        (["--text", "x"], "the search sees no inputs"),
+        (["--streaming"], "the search sees no inputs"),
+        (["--method", "awq", "--streaming", "--text", "x"], "does not run layer by layer"),
+        (["--method", "gptq", "--text", "x", "--zero-points"], "makes no zero points"),
+        (["--method", "gptq", "--text", "x", "--scales", "absmax"], "chooses its own scales"),
+        (["--method", "gptq", "--text", "x", "--rank", "0", "--world-size", "2"], "in one process"),
+        (["--method", "gptq", "--text", "x", "--layers", "0-1"], "for all layers alike"),
+        (["--method", "rtn"], "--method rtn is not there"),
+        (["--method", "awq", "--text", "x", "--targets", "re:.*self_attn.o_proj"], "needs up_proj and down_proj"),
+    ],
+)
+def test_what_does_not_go_with_a_method_is_refused_before_anything_runs(options, message, tiny_checkpoint, tmp_path):
+    result = run("convert", tiny_checkpoint().directory, "--to", "int4", "-o", tmp_path / "out", "--json", *options)
+    assert result.returncode == 2, result.stderr
+    assert message in json.loads(result.stdout)["error"]["message"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_that_is_not_ours_is_left_alone(tiny_checkpoint, tmp_path):
+    (tmp_path / "out.words").mkdir()
+    (tmp_path / "out.words" / "mine").touch()
+    ids = torch.zeros(2, 8, dtype=torch.int64)
+    save_file({"input_ids": ids}, tmp_path / "tokens.safetensors")
+    options = ["-o", tmp_path / "out", "--method", "gptq", "--tokens", tmp_path / "tokens.safetensors"]
+    result = run("convert", tiny_checkpoint().directory, "--to", "int4", *options)
+    assert result.returncode == 2
+    assert "is there and not ours" in result.stderr
+    assert (tmp_path / "out.words" / "mine").exists()

@@ -87,6 +87,11 @@ def with_importance(plan: Plan, file: ImportanceFile) -> Plan:
             f"importance weights the search of scales, and scales are {plan.recipe.scales}",
             remedy="leave --importance or --scales out",
         )
+    if plan.recipe.method != "search":
+        raise RecipeError(
+            f"importance weights the search alone, and --method {plan.recipe.method} gathers moments of its own",
+            remedy="leave --importance or --method out",
+        )
     jobs = [job for job in plan.jobs if job.action is Action.INT4]
     if not jobs:
         raise RecipeError("nothing becomes INT4 here that importance could weight", remedy="leave --importance out")

@@ -306,6 +306,8 @@ def test_what_has_no_use_for_importance_is_refused(tiny_checkpoint, tmp_path):
     source = tiny_checkpoint().directory
     with pytest.raises(RecipeError, match="weights the search of scales"):
         plan_with(source, path, scales="absmax")
+    with pytest.raises(RecipeError, match="--method gptq gathers moments of its own"):
+        plan_with(source, path, method="gptq")
     refused = run("convert", source, "--scales", "absmax", "--importance", path, "-o", tmp_path / "out")
     assert refused.returncode == 2
     native = tiny_checkpoint("native", model_type="kimi_k2", source_format="int4_native").directory

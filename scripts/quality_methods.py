@@ -66,6 +66,28 @@ def quantkit(*options: str) -> Callable[[Job], None]:
     return convert
 
 
+def with_importance(*options: str) -> Callable[[Job], None]:
+    """`quantkit calibrate`, then `convert` with what it found."""
+
+    def convert(job: Job) -> None:
+        statistics = job.output.with_suffix(".safetensors")
+        tokens = job.source / "text" / "calibration.safetensors"
+        _run([QUANTKIT, "calibrate", job.source, "--tokens", tokens, "--output", statistics, "--quiet"])
+        quantkit("--importance", str(statistics), *options)(job)
+
+    return convert
+
+
+def streaming_gptq(*options: str) -> Callable[[Job], None]:
+    """`quantkit convert --method gptq --streaming`."""
+
+    def convert(job: Job) -> None:
+        tokens = job.source / "text" / "calibration.safetensors"
+        quantkit("--method", "gptq", "--streaming", "--tokens", str(tokens), *options)(job)
+
+    return convert
+
+
 def llmcompressor(method: str) -> Callable[[Job], None]:
     """GPTQ or an observer of llm-compressor."""
     script = Path(__file__).with_name("quality_llmcompressor.py")
@@ -89,5 +111,8 @@ METHODS: dict[str, Callable[[Job], None]] = {
     "llm-compressor mse": llmcompressor("memoryless_mse"),
     "search": quantkit("--scales", "search"),
     "search, positive": quantkit("--scales", "search", "--positive-scales"),
+    "search + importance": with_importance(),
+    "importance, positive": with_importance("--positive-scales"),
     "llm-compressor GPTQ": llmcompressor("gptq"),
+    "GPTQ": streaming_gptq(),
 }

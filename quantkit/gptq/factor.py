@@ -14,7 +14,7 @@ from quantkit.gptq.threads import one_thread
 DAMPING = 0.01
 """What is added to the diagonal, in parts of its mean: inputs that calibration did not see count as much as noise."""
 _MORE_DAMPING, _MOST_DAMPING = 10.0, 1.0
-PRIOR_TOKENS = 128
+PRIOR_TOKENS = 512
 """Tokens that a layer's Hessian counts for beside those that an expert saw itself."""
 
 

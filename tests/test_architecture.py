@@ -19,7 +19,7 @@ LAYERS = [
     {"weights", "recipe"},
     {"transcode", "sources", "memory"},
     {"plan", "streaming"},
-    {"verify", "calibrate"},
+    {"verify", "calibrate", "evaluate"},
     {"convert", "serving", "kv_scales"},
     {"gptq"},
     {"cli"},

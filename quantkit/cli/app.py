@@ -17,6 +17,7 @@ from quantkit.cli import (
     calibrate,
     card,
     convert,
+    evaluate,
     gate,
     inspect,
     kv_scales,
@@ -68,6 +69,7 @@ _COMMANDS = (
     serve_plan,
     calibrate,
     kv_scales,
+    evaluate,
     gate,
     recipes,
 )

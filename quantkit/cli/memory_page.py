@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
 
 from quantkit.cli.memory_page_chart import chart, scale_of
 from quantkit.cli.memory_page_tables import (
@@ -16,12 +15,9 @@ from quantkit.cli.memory_page_tables import (
     short,
     weights_table,
 )
+from quantkit.cli.page_file import page_begin, style
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-PAGE_BEGIN = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
-<title>Memory plan of """
+PAGE_BEGIN = page_begin("Memory plan of ")
 _SIGNS = {"fits": "M3 9l4 5 8-10", "tight": "M9 2v9M9 14v2", "does not fit": "M4 4l10 10M14 4L4 14"}  # beside the words
 _SIZES = {"tp": "TP", "ep": "EP", "pp": "PP", "dp_attention": "DP attention", "dcp": "DCP"}
 
@@ -58,7 +54,7 @@ def memory_page(document: Json) -> str:
     if "check" in document:
         checked = _against_the_log(document)
     return f"""{PAGE_BEGIN}{escape(title)}</title><style>
-{files("quantkit.cli").joinpath("memory_page.css").read_text(encoding="utf-8")}</style></head>
+{style("memory_page.css")}</style></head>
 <body><main><header><p class="eyebrow">Memory plan</p><h1>{escape(title)}</h1><p class="note">Predicted for one rank
 (one GPU), before anything is loaded. GiB means 2<sup>30</sup> bytes.</p></header>
 <div class="columns">{"".join(map(_summary, plans))}</div>

@@ -9,6 +9,7 @@ import typer
 from quantkit.errors import UsageError
 
 if TYPE_CHECKING:
+    from quantkit.checkpoint.source import Checkpoint
     from quantkit.streaming import StreamedModel, Tokens
 
 TextOption = Annotated[
@@ -56,12 +57,18 @@ def require_models() -> None:
 def open_source(source: str, *, device: str, dtype: str) -> "StreamedModel":
     """The model that SOURCE names. Raises SourceError for an architecture that cannot be run."""
     from quantkit.sources import resolve_source
+
+    return open_checkpoint_model(resolve_source(source).checkpoint, device=device, dtype=dtype)
+
+
+def open_checkpoint_model(checkpoint: "Checkpoint", *, device: str, dtype: str) -> "StreamedModel":
+    """The model of a checkpoint in any form. Raises SourceError for an architecture that cannot be run."""
+    from quantkit.families import family_of
     from quantkit.streaming import open_model
     from quantkit.streaming.devices import DTYPES, torch_device
 
     found = torch_device(device)
-    resolved = resolve_source(source)
-    return open_model(resolved.checkpoint, resolved.family, device=str(found), dtype=DTYPES[dtype])
+    return open_model(checkpoint, family_of(checkpoint.config), device=str(found), dtype=DTYPES[dtype])
 
 
 def open_tokens(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from quantkit.cli.evaluate_summary import evaluate_summary
 from quantkit.cli.gate_summary import gate_summary
 from quantkit.cli.markdown import bullets, code, escaped, table
 from quantkit.cli.memory_summary import memory_summary
@@ -99,6 +100,7 @@ _SUMMARIES: dict[str, Callable[[Document], list[str]]] = {
     "verify": verify_summary,
     "memory-plan": memory_summary,
     "gate": gate_summary,
+    "evaluate": evaluate_summary,
 }
 
 

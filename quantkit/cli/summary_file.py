@@ -9,7 +9,7 @@ from typing import Any, Optional
 from quantkit.errors import UsageError
 
 OPTION = "--summary"
-COMMANDS = ("plan", "convert", "relayout", "verify", "memory-plan", "gate")
+COMMANDS = ("plan", "convert", "relayout", "verify", "memory-plan", "gate", "evaluate")
 _SUFFIXES = ("", ".md", ".markdown", ".txt")  # GitHub names its file without any
 _REMEDY = "give a regular file, or a new one in a directory that is there"
 

@@ -70,7 +70,7 @@ class StreamedModel:
 
     def embed(self, ids_T: Tensor) -> Tensor:
         """[T, H] of token ids; only their rows are read."""
-        weight = self._weight(f"{self.root}embed_tokens.weight")
+        weight = self.embedding_weight
         unique, places_T = torch.unique(ids_T, return_inverse=True)
         rows = [decode_rows(weight, row, row + 1) for row in unique.tolist()]
         return torch.cat(rows).to(self.dtype)[places_T]
@@ -118,10 +118,14 @@ class StreamedModel:
             yield first, block.to(self.device, self.dtype)
 
     @property
+    def embedding_weight(self) -> Weight:
+        return self._weight(f"{self.root}embed_tokens.weight")
+
+    @property
     def head_weight(self) -> Weight:
         """The embedding, where the two are tied."""
         if self.skeleton.config.tie_word_embeddings:
-            return self._weight(f"{self.root}embed_tokens.weight")
+            return self.embedding_weight
         return self._weight(f"{self.root.removesuffix('model.')}lm_head.weight")
 
     @torch.no_grad()

@@ -315,6 +315,7 @@ def test_partial_directory_of_a_killed_run_is_replaced(tiny_checkpoint, tmp_path
         ["gate", "--help"],
         ["calibrate", "--help"],
         ["kv-scales", "--help"],
+        ["evaluate", "--help"],
         ["--version"],
     ],
 )
@@ -345,6 +346,7 @@ def test_every_command_has_help_with_an_example():
         "serve-plan",
         "calibrate",
         "kv-scales",
+        "evaluate",
         "gate",
         "recipes",
     ]
@@ -369,6 +371,7 @@ def test_options_are_frozen():
         "memory-plan",
         "serve-plan",
         "calibrate",
+        "evaluate",
         "gate",
         "recipes",
     )

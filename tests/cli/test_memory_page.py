@@ -339,9 +339,12 @@ def test_structure_for_readers_of_every_kind():
 
 def palettes():
     """Colours by name: light, dark."""
-    css = files("quantkit.cli").joinpath("memory_page.css").read_text()
-    roots = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
-    return [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", root)) for root in roots[:2]]
+    found: list[dict[str, str]] = [{}, {}]
+    for name in ("memory_page.css", "page.css"):
+        css = files("quantkit.cli").joinpath(name).read_text()
+        for index, root in enumerate(re.findall(r":root \{(.*?)\}", css, re.DOTALL)[:2]):
+            found[index] |= re.findall(r"--([\w-]+): (#[0-9a-f]{6})", root)
+    return found
 
 
 def linear(colour):

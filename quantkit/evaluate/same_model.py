@@ -1,0 +1,45 @@
+"""Are two checkpoints forms of one model? Otherwise every figure would be of something else."""
+
+from quantkit.errors import SourceError
+from quantkit.streaming import StreamedModel
+from quantkit.weights.identity import model_fingerprint
+
+_REMEDY = "give the checkpoint that the output was made from"
+_OTHER_REMEDY = (
+    f"{_REMEDY}, or --allow-other-model for what was trained further, or a tool that moves scales into norms"
+)
+
+
+def check_same_model(source: StreamedModel, output: StreamedModel, *, allow_other: bool) -> None:
+    """Raises SourceError, exit code 3, where they are not. ``allow_other``: norms may differ, sizes never."""
+    where = output.checkpoint.directory
+    for what, one, other in (
+        ("layers", source.num_layers, output.num_layers),
+        ("channels of hidden states", source.hidden_size, output.hidden_size),
+        ("tokens in its vocabulary", source.vocabulary, output.vocabulary),
+    ):
+        if one != other:
+            raise SourceError(f"has {other:,} {what}, the source has {one:,}", file=where, remedy=_REMEDY)
+    for model in (source, output):
+        _check_ends(model)
+    if not allow_other and _fingerprint(source) != _fingerprint(output):
+        raise SourceError(
+            "is another model than the source: the gains of their norms differ", file=where, remedy=_OTHER_REMEDY
+        )
+
+
+def _fingerprint(model: StreamedModel) -> str:
+    return model_fingerprint(model.binding, model.family, model.checkpoint.config)
+
+
+def _check_ends(model: StreamedModel) -> None:
+    """The head is never built as a module, whose shape would be compared."""
+    expected = (model.vocabulary, model.hidden_size)
+    for weight in (model.head_weight, model.embedding_weight):
+        if weight.shape != expected:
+            raise SourceError(
+                f"is {list(weight.shape)}, its config says {list(expected)}",
+                tensor=weight.name,
+                file=model.checkpoint.directory,
+                remedy="config.json and the shards belong to different checkpoints",
+            )

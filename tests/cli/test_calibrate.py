@@ -10,9 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from quantkit.cli.app import app
-from quantkit.errors import QuantkitError
 from quantkit.statistics.file import open_statistics
+from tests.cli.inside import refusal, run_inside
 from tests.cli.test_commands import document, run
 from tests.streaming.models import lively_checkpoint
 
@@ -28,15 +27,8 @@ def tokens(tmp_path, ids=None):
     return path
 
 
-def refusal(*arguments):
-    """The error of a command that runs in this process: what runs a model is slow to import."""
-    with pytest.raises(QuantkitError) as caught:
-        app(list(map(str, arguments)), standalone_mode=False)
-    return caught.value
-
-
 def calibrated(*arguments):
-    app(["calibrate", *map(str, arguments), "-q"], standalone_mode=False)
+    run_inside("calibrate", *arguments, "-q")
 
 
 def test_the_document_says_what_the_file_holds(source, tmp_path):

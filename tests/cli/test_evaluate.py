@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from quantkit.cli.app import app
-from quantkit.errors import QuantkitError
+from tests.cli.inside import refusal, run_inside
 from tests.cli.test_commands import document, run
 from tests.convert.helpers import convert
 from tests.streaming.models import lively_checkpoint
@@ -44,14 +43,12 @@ def tokens(tmp_path, ids=None, name="ids"):
 
 def evaluated(capsys, *arguments):
     """The document and the exit code; in this process, as what runs a model is slow to import."""
-    code = app(["evaluate", *map(str, arguments), "--json", "-q"], standalone_mode=False)
-    return json.loads(capsys.readouterr().out), code or 0
+    code = run_inside("evaluate", *arguments, "--json", "-q")
+    return json.loads(capsys.readouterr().out), code
 
 
-def refusal(*arguments):
-    with pytest.raises(QuantkitError) as caught:
-        app(["evaluate", *map(str, arguments), "-q"], standalone_mode=False)
-    return caught.value
+def refused(*arguments):
+    return refusal("evaluate", *arguments, "-q")
 
 
 def add_tokenizer(directory):
@@ -113,11 +110,11 @@ def test_a_text_is_cut_into_sequences(models, tmp_path, capsys):
     assert few["errors"] == []
     assert any("one sequence" in warning for warning in few["warnings"])
     (tmp_path / "text.txt").write_text(text[:31])
-    error = refusal(*pair, *options)
+    error = refused(*pair, *options)
     assert error.exit_code == 3
     assert "has 31 tokens, fewer than one sequence of 32" in str(error)
     (tmp_path / "text.txt").write_text("")
-    assert "has 0 tokens" in str(refusal(*pair, *options))
+    assert "has 0 tokens" in str(refused(*pair, *options))
 
 
 def test_a_pipeline_fails_where_a_threshold_is_missed(pair, tmp_path, capsys):
@@ -177,7 +174,7 @@ def test_refusals_say_what_and_leave_nothing(pair, models, tmp_path, options, co
         "BEYOND": tokens(tmp_path, torch.full((2, 8), 128), name="beyond"),
     }
     before = {path.name for path in tmp_path.iterdir()}
-    error = refusal(*(places.get(one, one) for one in options))
+    error = refused(*(places.get(one, one) for one in options))
     assert error.exit_code == code
     assert words in str(error)
     assert error.remedy

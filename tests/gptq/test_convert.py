@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from quantkit.checkpoint.source import open_checkpoint
 from quantkit.verify.verify import verify_output
+from tests.cli.inside import refusal, run_inside
 from tests.cli.test_commands import SCHEMAS, run
 from tests.convert.helpers import load_output
 from tests.gptq.helpers import save_tokens, tiny_glm
@@ -25,6 +26,13 @@ def source(tmp_path_factory):
 def convert(source, tmp_path, *options):
     tokens = save_tokens(tmp_path / "tokens.safetensors")
     return run("convert", source, "--to", "int4", "-o", tmp_path / "out", "--tokens", tokens, "--json", *options)
+
+
+def refused(source, tmp_path, *options):
+    tokens = save_tokens(tmp_path / "tokens.safetensors")
+    error = refusal("convert", source, "--to", "int4", "-o", tmp_path / "out", "--tokens", tokens, *options)
+    assert error.exit_code == 2
+    return error
 
 
 def decoded(tensors, module, group_size=32):
@@ -45,9 +53,7 @@ def test_gptq_of_llm_compressor_becomes_an_output_like_any_other(source, tmp_pat
     assert stopped.returncode == 2, stopped.stderr
     words = tmp_path / "out.words" / "words.safetensors"
     made = words.stat().st_mtime_ns, words.read_bytes()
-    other = convert(source, tmp_path, "--method", "gptq", "--group-size", "64")
-    assert other.returncode == 2
-    assert "another group_size" in json.loads(other.stdout)["error"]["message"]
+    assert "another group_size" in refused(source, tmp_path, "--method", "gptq", "--group-size", "64").message
     assert (words.stat().st_mtime_ns, words.read_bytes()) == made
     (tmp_path / "out.partial").unlink()
     result = convert(source, tmp_path, "--method", "gptq")  # with the words that are there
@@ -109,11 +115,10 @@ def test_streaming_needs_no_other_library_and_leaves_nothing_behind(source, tmp_
     report = verify_output(tmp_path / "out", source=open_checkpoint(source), num_jobs=2)
     assert report.is_good, report.findings
     assert (load_output(tmp_path / "out")[f"{EXPERT}.up_proj.weight_scale"] < 0).any()
-    again = convert(source, tmp_path, "--method", "gptq", "--streaming", "--accept-complete")
-    assert again.returncode == 0, again.stderr
-    other = convert(source, tmp_path, "--method", "gptq", "--streaming", "--accept-complete", "--sequences", "4")
-    assert other.returncode == 2
-    assert "another recipe" in json.loads(other.stdout)["error"]["message"]
+    options = ["--method", "gptq", "--streaming", "--accept-complete", "--quiet"]
+    tokens = ["--tokens", tmp_path / "tokens.safetensors"]
+    assert run_inside("convert", source, "--to", "int4", "-o", tmp_path / "out", *tokens, *options) == 0
+    assert "another recipe" in refused(source, tmp_path, *options, "--sequences", "4").message
 
 
 @pytest.mark.parametrize(
@@ -132,9 +137,9 @@ def test_streaming_needs_no_other_library_and_leaves_nothing_behind(source, tmp_
     ],
 )
 def test_what_does_not_go_with_a_method_is_refused_before_anything_runs(options, message, tiny_checkpoint, tmp_path):
-    result = run("convert", tiny_checkpoint().directory, "--to", "int4", "-o", tmp_path / "out", "--json", *options)
-    assert result.returncode == 2, result.stderr
-    assert message in json.loads(result.stdout)["error"]["message"]
+    error = refusal("convert", tiny_checkpoint().directory, "--to", "int4", "-o", tmp_path / "out", *options)
+    assert error.exit_code == 2
+    assert message in str(error)
     assert not (tmp_path / "out").exists()
 
 
@@ -144,7 +149,6 @@ def test_a_directory_that_is_not_ours_is_left_alone(tiny_checkpoint, tmp_path):
     ids = torch.zeros(2, 8, dtype=torch.int64)
     save_file({"input_ids": ids}, tmp_path / "tokens.safetensors")
     options = ["-o", tmp_path / "out", "--method", "gptq", "--tokens", tmp_path / "tokens.safetensors"]
-    result = run("convert", tiny_checkpoint().directory, "--to", "int4", *options)
-    assert result.returncode == 2
-    assert "is there and not ours" in result.stderr
+    error = refusal("convert", tiny_checkpoint().directory, "--to", "int4", *options)
+    assert (error.exit_code, error.message) == (2, "is there and not ours")
     assert (tmp_path / "out.words" / "mine").exists()

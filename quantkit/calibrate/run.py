@@ -1,20 +1,15 @@
 """Run a model over token sequences, layer by layer, and write down what was seen."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-
-import torch
 
 from quantkit import __version__
 from quantkit.calibrate.observe import LayerObserver
 from quantkit.calibrate.report import CalibrateReport, summarize
-from quantkit.calibrate.work import Work, open_work
+from quantkit.calibrate.work import open_work
 from quantkit.errors import UsageError
 from quantkit.statistics.file import join_statistics, open_statistics
-from quantkit.streaming import States, StreamedLayer, StreamedModel, Tokens, embed_tokens, open_states
-from quantkit.streaming.ahead import ahead
+from quantkit.streaming import StreamedModel, Tokens, begin_states
 from quantkit.threads import ReportProgress, Stage
 from quantkit.weights.identity import model_fingerprint
 
@@ -46,11 +41,11 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
         "version": __version__,
     }
     work = open_work(calibration.output, about, resume=calibration.resume)
-    states = _states(calibration, work)
+    states = begin_states(model, tokens, directory=work.directory, layer=work.layers_done())
     sizes = model.layer_bytes()
     stage = Stage(label="calibrate", total_bytes=sum(sizes), earlier_bytes=sum(sizes[: states.layer]))
     calibration.report_progress(stage, 0)
-    for layer in _layers(model, states.layer):
+    for layer in model.layers(states.layer):
         observer = LayerObserver(len(layer.experts.weights) if layer.experts is not None else 0)
         layer.run(states, observer=observer)
         work.keep(layer.index, observer.arrays(), fingerprint)
@@ -67,27 +62,3 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
     join_statistics(calibration.output, work.parts(), model=fingerprint, about=told)
     work.remove()
     return summarize(open_statistics(calibration.output))
-
-
-def _states(calibration: Calibration, work: Work) -> States:
-    model, tokens = calibration.model, calibration.tokens
-    num_sequences, length = tokens.ids_NS.shape
-    states = open_states(
-        num_sequences,
-        length,
-        model.hidden_size,
-        dtype=model.dtype,
-        directory=work.directory,
-        layer=work.layers_done(),
-    )
-    if not states.layer:
-        embed_tokens(model, tokens, states)
-    return states
-
-
-def _layers(model: StreamedModel, first: int) -> Iterator[StreamedLayer]:
-    makers: list[Callable[[], StreamedLayer]] = [
-        partial(model.layer, index) for index in range(first, model.num_layers)
-    ]
-    with torch.no_grad():
-        yield from ahead(makers)

@@ -1,13 +1,11 @@
 """The directory beside a statistics file in which an interrupted run is found again."""
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantkit.checkpoint.disk import named_errors
-from quantkit.errors import SourceError, UsageError
+from quantkit.checkpoint.begun import begin_directory
 from quantkit.statistics.file import Array, Statistics, open_statistics, write_statistics
 
 _ABOUT = "about.json"
@@ -43,32 +41,5 @@ class Work:
 def open_work(output: Path, about: dict[str, Any], *, resume: bool) -> Work:
     """The directory of ``OUTPUT.partial``. Raises UsageError where it belongs to something else, naming that."""
     directory = output.with_name(f"{output.name}.partial")
-    path = directory / _ABOUT
-    if directory.exists() and not resume:
-        if not path.is_file():
-            raise UsageError("is there and not ours", file=directory, remedy="remove it, or choose another -o")
-        shutil.rmtree(directory)
-    if path.is_file():
-        _check_same(path, about)
-    elif directory.exists():
-        raise UsageError("is there and not ours", file=directory, remedy="remove it, or choose another -o")
-    else:
-        with named_errors(directory):
-            directory.mkdir(parents=True)
-            path.write_text(json.dumps(about, indent=1, sort_keys=True) + "\n")
+    begin_directory(directory / _ABOUT, about, resume=resume)
     return Work(directory=directory)
-
-
-def _check_same(path: Path, about: dict[str, Any]) -> None:
-    try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
-        raise SourceError(f"is not JSON ({error})", file=path, remedy="run with --no-resume") from error
-    different = sorted(key for key in about | found if about.get(key) != found.get(key))
-    if different:
-        key = different[0]
-        raise UsageError(
-            f"an earlier run was of another {key} ({found.get(key)}, not {about.get(key)})",
-            file=path.parent,
-            remedy="run that one to its end, or throw it away with --no-resume",
-        )

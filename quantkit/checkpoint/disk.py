@@ -75,6 +75,15 @@ def write_file(path: Path, content: Buffer) -> None:
         os.close(descriptor)
 
 
+def write_whole(path: Path, content: Buffer) -> None:
+    """A file that is there with all of its content or not at all, whatever was there before; durable."""
+    draft = path.with_name(f"{path.name}.draft")
+    draft.unlink(missing_ok=True)
+    write_file(draft, content)
+    draft.replace(path)
+    flush(path.parent)
+
+
 def is_own_directory(path: Path) -> bool:
     """A directory, and no link to one."""
     return path.is_dir() and not path.is_symlink()

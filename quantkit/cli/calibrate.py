@@ -34,7 +34,9 @@ def calibrate(
 
     Example: quantkit calibrate ./GLM-5.2-FP8 --text prose.txt -o stats.safetensors
     """
-    running.check_running(text=text, tokens=tokens, length=length, dtype=dtype)
+    options = running.TokenOptions(text=text, tokens=tokens, length=length, sequences=sequences)
+    options.check()
+    running.check_dtype(dtype)
     running.require_models()
     from quantkit.calibrate.run import Calibration
     from quantkit.calibrate.run import calibrate as run
@@ -42,7 +44,7 @@ def calibrate(
     from quantkit.cli.show_calibration import show_calibration
 
     model = running.open_source(source, device=device, dtype=dtype)
-    found = running.open_tokens(model, text=text, tokens=tokens, length=length, sequences=sequences)
+    found = running.read_tokens_of(model, options)
     with render.progress(is_quiet=quiet) as advance:
         report = run(Calibration(model=model, tokens=found, output=output, resume=resume, report_progress=advance))
     show_calibration(report, as_json=as_json)

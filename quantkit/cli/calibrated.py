@@ -1,7 +1,6 @@
 """Methods that see inputs: their options, the tokens, and the words that convert then takes."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
@@ -29,10 +28,7 @@ StreamingOption = Annotated[
 class Inputs:
     """What the command line says of what a method sees."""
 
-    text: Path | None
-    tokens: Path | None
-    length: int | None
-    sequences: int | None
+    tokens: running.TokenOptions
     streaming: bool
 
     def check(self, method: str, *, is_alone: bool, is_limited: bool, is_dry: bool) -> None:
@@ -40,7 +36,7 @@ class Inputs:
 
         ``is_alone``: one process does all of the work. ``is_dry``: it is only planned, and no input is needed.
         """
-        is_given = self.text or self.tokens or self.length or self.sequences or self.streaming
+        is_given = self.tokens.is_given or self.streaming
         if method == "search":
             if is_given:
                 raise UsageError("the search sees no inputs", remedy="give --method gptq or awq, or no text")
@@ -57,27 +53,17 @@ class Inputs:
         if self.streaming and method != "gptq":
             raise UsageError(f"--method {method} does not run layer by layer", remedy="leave --streaming out")
         if not is_dry or is_given:
-            running.check_running(text=self.text, tokens=self.tokens, length=self.length, dtype="float32")
+            self.tokens.check()
         if not is_dry:
             running.require_models()
 
     def read(self, resolved: "ResolvedSource") -> "Tokens":
         """Raises SourceError for a text too short and for ids beyond the vocabulary."""
         from quantkit.families.config_values import integer
-        from quantkit.streaming import read_tokens, tokenize
 
         checkpoint = resolved.checkpoint
         vocabulary = integer(resolved.family.text_config(checkpoint.config), "vocab_size", at_least=1)
-        if self.tokens is not None:
-            return read_tokens(self.tokens, vocabulary=vocabulary, sequences=self.sequences)
-        assert self.text is not None
-        return tokenize(
-            self.text,
-            checkpoint.directory,
-            vocabulary=vocabulary,
-            length=self.length or running.DEFAULT_LENGTH,
-            sequences=self.sequences,
-        )
+        return self.tokens.read(checkpoint.directory, vocabulary=vocabulary)
 
 
 def runs_model(method: str | None) -> bool:

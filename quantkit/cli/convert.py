@@ -131,7 +131,9 @@ def convert(
     if output is not None and not ((push_to or accept_complete) and (output / MANIFEST_NAME).is_file()):
         check_target(output, Path(source) if source and Path(source).is_dir() else None)  # before anything is fetched
     resolved, made = plan_request(request)
-    inputs = calibrated.Inputs(text=text, tokens=tokens, length=length, sequences=sequences, streaming=streaming)
+    inputs = calibrated.Inputs(
+        tokens=running.TokenOptions(text=text, tokens=tokens, length=length, sequences=sequences), streaming=streaming
+    )
     is_shared = rank is not None or finalize or executor != "local"
     inputs.check(made.recipe.method, is_alone=not is_shared, is_limited=is_limited, is_dry=dry_run)
     loading = engine_reports(made)

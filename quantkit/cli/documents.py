@@ -5,14 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from quantkit.cli.document import head
+from quantkit.cli.document import class_document, head
 from quantkit.convert.convert import ConvertReport
 from quantkit.convert.manifest import importance_document
 from quantkit.convert.publish import PublishReport
 from quantkit.convert.ranks import RankReport
 from quantkit.engines.tensor_parallel import TpVerdict
 from quantkit.engines.verdicts import EngineReport
-from quantkit.integrity.weight_errors import ClassError
 from quantkit.plan.plan import Plan
 from quantkit.plan.resources import Workers, disk_bytes
 from quantkit.recipe import recipe_document
@@ -98,7 +97,7 @@ def convert_document(
         "num_tensors": report.plan.num_tensors,
         "tensor_bytes": report.plan.tensor_bytes,
         "source_bytes": report.plan.checkpoint.num_bytes,
-        "errors": [_class_document(one) for one in report.classes],
+        "errors": [class_document(one) for one in report.classes],
         "importance": None if importance is None else importance_document(importance, report.gains),
         "findings": [_finding_document(finding) for finding in report.findings],
         "limits": None if report.plan.partial is None else report.plan.partial.document(),
@@ -123,7 +122,7 @@ def verify_document(report: VerifyReport) -> dict[str, Any]:
         "output": str(report.output),
         "checks": list(report.checks),
         "num_tensors": report.num_tensors,
-        "errors": [_class_document(one) for one in report.classes],
+        "errors": [class_document(one) for one in report.classes],
         "weights": [{"name": one.name, "role": one.role, "relative_error": one.relative} for one in report.errors],
         "findings": [_finding_document(finding) for finding in report.findings],
         "engine": None if report.engine is None else engine_document(report.engine),
@@ -148,17 +147,6 @@ def engine_document(report: EngineReport) -> dict[str, Any]:
             }
             for row in report.rows
         ],
-    }
-
-
-def _class_document(one: ClassError) -> dict[str, Any]:
-    return {
-        "role": one.role,
-        "num_weights": one.num_weights,
-        "relative_error": one.relative,
-        "median_relative_error": one.median,
-        "worst_relative_error": one.worst,
-        "worst_weight": one.worst_name,
     }
 
 

@@ -56,7 +56,9 @@ def evaluate(
 
     Example: quantkit evaluate ./GLM-5.2-FP8 ./glm-5.2-int4 --text book.txt --sequences 16 --report evaluation.html
     """
-    running.check_running(text=text, tokens=tokens, length=length, dtype=dtype)
+    options = running.TokenOptions(text=text, tokens=tokens, length=length, sequences=sequences)
+    options.check()
+    running.check_dtype(dtype)
     running.require_models()
     if report is not None:
         from quantkit.cli.evaluate_page import PAGE_BEGIN
@@ -65,8 +67,9 @@ def evaluate(
         check_page(report, is_ours=PAGE_BEGIN, option="--report")
     from quantkit.checkpoint.source import open_checkpoint
     from quantkit.cli import render
-    from quantkit.cli.evaluate_document import Criteria, Settings, evaluate_document
+    from quantkit.cli.evaluate_document import Settings, evaluate_document
     from quantkit.cli.show_evaluation import show_evaluation
+    from quantkit.evaluate.criteria import Criteria
     from quantkit.evaluate.report import Request, make_report
     from quantkit.evaluate.run import Pair
     from quantkit.machine import available_cores
@@ -80,7 +83,7 @@ def evaluate(
     )
     model = running.open_source(source, device=device, dtype=dtype)
     pair = Pair(model, running.open_checkpoint_model(open_checkpoint(output), device=device, dtype=dtype))
-    found = running.open_tokens(model, text=text, tokens=tokens, length=length, sequences=sequences)
+    found = running.read_tokens_of(model, options)
     with render.progress(is_quiet=quiet) as advance:
         made = make_report(pair, found, request, report_progress=advance)
     settings = Settings(source=source, output=str(output), file=str(text or tokens), dtype=dtype, device=device)

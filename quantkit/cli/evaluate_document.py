@@ -4,26 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from quantkit.cli.document import head
+from quantkit.cli.document import class_document, head
+from quantkit.evaluate.criteria import Criteria
 from quantkit.evaluate.report import EvaluateReport
-from quantkit.evaluate.summary import Estimate, Summary
-from quantkit.integrity.weight_errors import ClassError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Criteria:
-    """Of a pipeline; None where nothing is asked."""
-
-    max_kl: float | None
-    min_top1: float | None
-
-    def failures(self, summary: Summary) -> Iterator[str]:
-        """What is missed, with both figures."""
-        kl, top1 = summary.kl.mean.value, summary.same_top.value
-        if self.max_kl is not None and kl > self.max_kl:
-            yield f"mean KL divergence {kl:.4g} is above {self.max_kl:g}"
-        if self.min_top1 is not None and top1 < self.min_top1:
-            yield f"top-1 agreement {top1:.4f} is below {self.min_top1:g}"
+from quantkit.evaluate.summary import Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +65,7 @@ def evaluate_document(report: EvaluateReport, settings: Settings, criteria: Crit
             "counts": list(summary.histogram.counts),
         },
         "layers": _layers(report),
-        "errors": [_class(one) for one in report.classes],
+        "errors": [class_document(one) for one in report.classes],
         "sizes": [
             {"role": one.role, "source_bytes": one.source_bytes, "output_bytes": one.output_bytes}
             for one in report.sizes
@@ -107,17 +91,6 @@ def _layers(report: EvaluateReport) -> list[dict[str, Any]]:
         }
         for one in report.layers
     ]
-
-
-def _class(one: ClassError) -> dict[str, Any]:
-    return {
-        "role": str(one.role),
-        "num_weights": one.num_weights,
-        "relative_error": one.relative,
-        "median_relative_error": one.median,
-        "worst_relative_error": one.worst,
-        "worst_weight": one.worst_name,
-    }
 
 
 def _warnings(report: EvaluateReport) -> Iterator[str]:

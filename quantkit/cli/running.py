@@ -1,5 +1,6 @@
 """What every command shares that runs a model: its options, the model and the token sequences."""
 
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -37,12 +38,44 @@ DTYPES = ("float32", "bfloat16")
 DEFAULT_LENGTH = 512
 
 
-def check_running(*, text: Path | None, tokens: Path | None, length: int | None, dtype: str) -> None:
-    """Raise UsageError for options that do not go together, before anything is opened."""
-    if (text is None) == (tokens is None):
-        raise UsageError("what the model reads comes from --text or from --tokens", remedy="give one of the two")
-    if tokens is not None and length is not None:
-        raise UsageError("--length cuts a text; --tokens has sequences already", remedy="leave one of them out")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOptions:
+    """What the command line says of the sequences that a model is run over."""
+
+    text: Path | None
+    tokens: Path | None
+    length: int | None
+    sequences: int | None
+
+    @property
+    def is_given(self) -> bool:
+        return any(one is not None for one in (self.text, self.tokens, self.length, self.sequences))
+
+    def check(self) -> None:
+        """Raise UsageError for options that do not go together, before anything is opened."""
+        if (self.text is None) == (self.tokens is None):
+            raise UsageError("what the model reads comes from --text or from --tokens", remedy="give one of the two")
+        if self.tokens is not None and self.length is not None:
+            raise UsageError("--length cuts a text; --tokens has sequences already", remedy="leave one of them out")
+
+    def read(self, model: Path, *, vocabulary: int) -> "Tokens":
+        """``model``: where a tokenizer lies. Raises SourceError for a text too short and ids beyond the vocabulary."""
+        from quantkit.streaming import read_tokens, tokenize
+
+        if self.tokens is not None:
+            return read_tokens(self.tokens, vocabulary=vocabulary, sequences=self.sequences)
+        assert self.text is not None
+        return tokenize(
+            self.text,
+            model,
+            vocabulary=vocabulary,
+            length=self.length or DEFAULT_LENGTH,
+            sequences=self.sequences,
+        )
+
+
+def check_dtype(dtype: str) -> None:
+    """Raise UsageError for one that is not known."""
     if dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype} is not known", remedy=f"choose {' or '.join(DTYPES)}")
 
@@ -65,25 +98,12 @@ def open_checkpoint_model(checkpoint: "Checkpoint", *, device: str, dtype: str) 
     """The model of a checkpoint in any form. Raises SourceError for an architecture that cannot be run."""
     from quantkit.families import family_of
     from quantkit.streaming import open_model
-    from quantkit.streaming.devices import DTYPES, torch_device
+    from quantkit.streaming.devices import torch_device, torch_dtype
 
-    found = torch_device(device)
-    return open_model(checkpoint, family_of(checkpoint.config), device=str(found), dtype=DTYPES[dtype])
+    family = family_of(checkpoint.config)
+    return open_model(checkpoint, family, device=torch_device(device), dtype=torch_dtype(dtype))
 
 
-def open_tokens(
-    model: "StreamedModel", *, text: Path | None, tokens: Path | None, length: int | None, sequences: int | None
-) -> "Tokens":
-    """From the one that is given. Raises SourceError for a text too short and for ids beyond the vocabulary."""
-    from quantkit.streaming import read_tokens, tokenize
-
-    if tokens is not None:
-        return read_tokens(tokens, vocabulary=model.vocabulary, sequences=sequences)
-    assert text is not None
-    return tokenize(
-        text,
-        model.checkpoint.directory,
-        vocabulary=model.vocabulary,
-        length=length or DEFAULT_LENGTH,
-        sequences=sequences,
-    )
+def read_tokens_of(model: "StreamedModel", options: TokenOptions) -> "Tokens":
+    """By the model's own tokenizer and vocabulary."""
+    return options.read(model.checkpoint.directory, vocabulary=model.vocabulary)

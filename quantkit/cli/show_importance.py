@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from quantkit.cli import render
+from quantkit.importance.cover import Cover, Importance
 from quantkit.integrity.weighed_errors import SAMPLE_ROWS, ClassGain
-from quantkit.plan.importance import Cover, Importance
 
 _MOST_NAMES = 10
 

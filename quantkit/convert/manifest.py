@@ -17,6 +17,7 @@ from quantkit.convert.conversion import Conversion
 from quantkit.convert.execution import Execution
 from quantkit.engines.parallel import DEFAULT_ENGINE, ENGINE_VERSIONS, EngineName, Parallel
 from quantkit.errors import QuantkitError
+from quantkit.importance.cover import Importance
 from quantkit.integrity.manifest import MANIFEST_FORMAT, Manifest
 from quantkit.integrity.weighed_errors import SAMPLE_ROWS, ClassGain
 from quantkit.integrity.weight_errors import ClassError
@@ -26,7 +27,6 @@ from quantkit.memory.make import FALLBACK_CONTEXT, make_memory_plan
 from quantkit.memory.model import model_from_checkpoint
 from quantkit.memory.plan import MemoryPlan
 from quantkit.memory.serving import MemoryRequest
-from quantkit.plan.importance import Importance
 from quantkit.plan.plan import Plan
 from quantkit.recipe import recipe_document
 from quantkit.verify.hashes import check_hashes

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import __version__
-from quantkit.checkpoint.disk import flush, named_errors, write_file
+from quantkit.checkpoint.begun import WHY, differences, differences_text, short
+from quantkit.checkpoint.disk import named_errors, write_whole
 from quantkit.checkpoint.file_names import RUN_NAME
 from quantkit.checkpoint.json_files import read_json
 from quantkit.convert.journal import JOURNALS
@@ -18,9 +19,8 @@ from quantkit.errors import UsageError
 from quantkit.plan.plan import Plan, PlannedShard
 from quantkit.recipe import recipe_document
 
-_DRAFT_NAME, _LOCK_NAME = f"{RUN_NAME}.draft", "run.lock"
+_LOCK_NAME = "run.lock"
 _FORMAT = 1
-_MOST_DIFFERENCES = 3
 MOST_RANKS = 4096
 _CONSEQUENCES = ("outputs.", "source.shards.")
 _TOLD = ("source.commit", "importance.sha256")  # hashes that a user may know: both are shown
@@ -70,20 +70,14 @@ def begin_run(work: Path, document: Mapping[str, Any]) -> None:
         if not path.exists():
             for journal in work.glob(JOURNALS):  # of a run that nobody knows any more
                 journal.unlink()
-            draft = work / _DRAFT_NAME
-            draft.unlink(missing_ok=True)
-            write_file(draft, content)
-            draft.rename(path)
-            flush(work)
-        there = read_json(path, what="a run that was begun has it")
-    differences = list(_differences(there, json.loads(content)))
+            write_whole(path, content)
+        there = read_json(path, what=WHY)
+    found = list(differences(there, json.loads(content), _TOLD))
     # what follows from another recipe or another limit is no news beside it
-    differences = [one for one in differences if not one.startswith(_CONSEQUENCES)] or differences
-    if differences:
-        shown = "; ".join(differences[:_MOST_DIFFERENCES])
-        more = f"; and {len(differences) - _MOST_DIFFERENCES} more" if len(differences) > _MOST_DIFFERENCES else ""
+    found = [one for one in found if not one.startswith(_CONSEQUENCES)] or found
+    if found:
         raise UsageError(
-            f"holds work of a run that differs: {shown}{more}",
+            f"holds work of a run that differs: {differences_text(found)}",
             file=work.parent,
             remedy=_same_revision(there)
             + "repeat that run's command, or choose another -o; to start over, "
@@ -109,9 +103,9 @@ def begun_world_size(work: Path) -> int:
     path = work / RUN_NAME
     if not path.is_file():
         raise UsageError("holds no run", file=work.parent, remedy="run the ranks first, with the same -o")
-    world_size = read_json(path, what="a run that was begun has it").get("world_size")
+    world_size = read_json(path, what=WHY).get("world_size")
     if type(world_size) is not int or not 1 <= world_size <= MOST_RANKS:
-        raise UsageError(f"says world_size {_short(world_size)}", file=path, remedy="give --no-resume to start over")
+        raise UsageError(f"says world_size {short(world_size)}", file=path, remedy="give --no-resume to start over")
     return world_size
 
 
@@ -124,23 +118,3 @@ def _alone(work: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def _differences(there: Any, here: Any, place: str = "") -> Iterator[str]:
-    if isinstance(there, Mapping) and isinstance(here, Mapping):
-        for key in dict.fromkeys((*there, *here)):
-            inner = f"{place}.{key}" if place else str(key)
-            if key not in here:
-                yield f"{inner} is no longer there"
-            elif key not in there:
-                yield f"{inner} is new"
-            else:
-                yield from _differences(there[key], here[key], inner)
-    elif there != here:
-        is_digest = isinstance(there, str) and len(there) == len(_digest()) and place not in _TOLD
-        yield f"{place} has changed" if is_digest else f"{place} was {_short(there)} and is {_short(here)}"
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

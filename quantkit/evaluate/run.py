@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from quantkit.errors import SourceError
 from quantkit.evaluate.divergence import Divergence, Divergences
 from quantkit.integrity.weight_errors import UNBOUNDED
-from quantkit.streaming import States, StreamedLayer, StreamedModel, Tokens, open_states
+from quantkit.streaming import States, StreamedLayer, StreamedModel, Tokens, begin_states
 from quantkit.streaming.ahead import ahead
 from quantkit.threads import ReportProgress, Stage
 
@@ -74,24 +74,12 @@ def evaluate(
     return Evaluation(divergence=_run_heads(pair, states, tokens, advance), layers=layers)
 
 
-def state_bytes(model: StreamedModel, tokens: Tokens) -> int:
-    """About what the hidden states of two such models take."""
-    num_stores = 5  # before and after a layer, input and answers of its experts, which are float32
-    return 2 * num_stores * tokens.ids_NS.size * model.hidden_size * torch.float32.itemsize
-
-
 def _embedded(model: StreamedModel, tokens: Tokens, work: Path | None, name: str) -> States:
     directory = None if work is None else work / name
     if directory is not None:
         directory.mkdir()
-    num_sequences, length = tokens.ids_NS.shape
-    states = open_states(num_sequences, length, model.hidden_size, dtype=model.dtype, directory=directory)
-    ids_T = tokens.ids.reshape(-1)
     with _named(model):
-        for first in range(0, len(ids_T), _TOKENS_AT_ONCE):
-            part = slice(first, first + _TOKENS_AT_ONCE)
-            states.hidden[part] = model.embed(ids_T[part])
-    return states
+        return begin_states(model, tokens, directory=directory)
 
 
 def _run_layers(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from quantkit.errors import SourceError, UsageError
+from quantkit.errors import SourceError, UsageError, first_line
 from quantkit.numerics.bfloat16 import from_float32
 from quantkit.numerics.packing import Int4Words, pack_int4
 from quantkit.plan.smoothed import DOWN, UP
@@ -80,7 +80,7 @@ def _load(shot: OneShot) -> Any:
             model = AutoModelForCausalLM.from_pretrained(shot.directory, **options)
     except (ValueError, OSError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise SourceError(
-            f"transformers does not load it ({_first_line(error)})",
+            f"transformers does not load it ({first_line(error)})",
             file=shot.directory,
             remedy="give --streaming, or install the transformers release that knows it",
         ) from error
@@ -155,7 +155,3 @@ def awq_words(shot: OneShot) -> Iterator[tuple[str, Int4Words]]:
 def _scheme(shot: OneShot) -> dict[str, Any]:
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": shot.group_size}
     return {"group_0": {"targets": [f"re:{one}$" for one in patterns(shot.modules)], "weights": weights}}
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -25,13 +25,10 @@ _BLOCK = 128  # columns whose errors reach the others together
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """``codes_RC`` int8, ``scale_RG`` BF16 bits. ``error2`` and ``output2``: squared error and square of the outputs,
-    a mean over the inputs that were seen, without damping; both 0 where none was."""
+    """``codes_RC`` int8, ``scale_RG`` BF16 bits."""
 
     codes_RC: NDArray[np.int8]
     scale_RG: NDArray[np.uint16]
-    error2: float
-    output2: float
 
 
 def quantize_gptq(
@@ -44,7 +41,7 @@ def quantize_gptq(
     moments_C = None if factor is None else factor.moments_C.cpu().numpy()
     codes_RC, scale_RG = search_values(weight_RC, group_size=group_size, signed=signed, moments_C=moments_C)
     if factor is None:
-        return Calibrated(codes_RC=codes_RC, scale_RG=scale_RG, error2=0.0, output2=0.0)
+        return Calibrated(codes_RC=codes_RC, scale_RG=scale_RG)
     device = factor.order_C.device
     scale = torch.from_numpy(bfloat16.to_float32(scale_RG)).to(device).double()
     scale_CR = scale.repeat_interleave(group_size, dim=1).T[factor.order_C]
@@ -53,13 +50,9 @@ def quantize_gptq(
         codes_CR = round_with_feedback(weight_CR, scale_CR, factor.upper_CC)
         for _ in range(NUM_SWEEPS):
             codes_CR = look_again(weight_CR, scale_CR, codes_CR, factor.hessian_CC)
-        hessian_CC = factor.hessian_CC.clone()
-        hessian_CC.diagonal().copy_(factor.moments_C[factor.order_C])
-        error2 = _output2(weight_CR - codes_CR * scale_CR, hessian_CC)
-        output2 = _output2(weight_CR, hessian_CC)
     codes_CR = codes_CR[torch.argsort(factor.order_C)]
     codes_RC = np.ascontiguousarray(codes_CR.T.to(torch.int8).cpu().numpy())
-    return Calibrated(codes_RC=codes_RC, scale_RG=scale_RG, error2=error2, output2=output2)
+    return Calibrated(codes_RC=codes_RC, scale_RG=scale_RG)
 
 
 def round_with_feedback(weight_CR: torch.Tensor, scale_CR: torch.Tensor, upper_CC: torch.Tensor) -> torch.Tensor:
@@ -99,8 +92,3 @@ def look_again(
 
 def _codes(values_R: torch.Tensor, scale_R: torch.Tensor) -> torch.Tensor:
     return torch.round(values_R / scale_R).clamp_(LOWEST, HIGHEST)
-
-
-def _output2(weight_CR: torch.Tensor, hessian_CC: torch.Tensor) -> float:
-    """Without the rounding of a sum that should be zero."""
-    return max(0.0, float(((hessian_CC @ weight_CR) * weight_CR).sum()))

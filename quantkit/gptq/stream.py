@@ -7,7 +7,6 @@ Legend: R rows, C columns, G groups, T tokens, I inner width.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ from quantkit.gptq.hessians import LinearHessians, hessian_of
 from quantkit.gptq.quantize import Calibrated, quantize_gptq
 from quantkit.numerics import bfloat16
 from quantkit.numerics.packing import Int4Words, pack_int4
-from quantkit.streaming import ExpertVisit, States, StreamedLayer, StreamedModel, Tokens, embed_tokens, open_states
-from quantkit.streaming.ahead import ahead
+from quantkit.streaming import ExpertVisit, States, StreamedLayer, StreamedModel, Tokens, begin_states
 from quantkit.threads import ReportProgress, Stage
 from quantkit.words import WordsWriter
 
@@ -54,26 +52,17 @@ def stream_words(request: StreamRequest) -> None:
     done = 0
     while (request.directory / _FILE.format(done)).is_file():
         done += 1
-    states = _states(request, states_directory, done)
+    states = begin_states(model, request.tokens, directory=states_directory, layer=done)
     sizes = model.layer_bytes()
     stage = Stage(label="gptq", total_bytes=sum(sizes), earlier_bytes=sum(sizes[:done]))
     request.report_progress(stage, 0)
-    for layer in ahead(partial(model.layer, index) for index in range(done, model.num_layers)):
+    for layer in model.layers(done):
         _write_layer(request, layer, states)
         request.report_progress(stage, sizes[layer.index])
         del layer  # before the one after the next is loaded
     for path in states_directory.iterdir():
         path.unlink()
     states_directory.rmdir()
-
-
-def _states(request: StreamRequest, directory: Path, done: int) -> States:
-    num_sequences, length = request.tokens.ids_NS.shape
-    model = request.model
-    states = open_states(num_sequences, length, model.hidden_size, dtype=model.dtype, directory=directory, layer=done)
-    if not done:
-        embed_tokens(model, request.tokens, states)
-    return states
 
 
 def _write_layer(request: StreamRequest, layer: StreamedLayer, states: States) -> None:

@@ -9,18 +9,15 @@ alone, in every channel. (tools/imatrix/imatrix.cpp of ggml-org/llama.cpp, save_
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
 
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.reader import read_chunks
-from quantkit.errors import SourceError
-from quantkit.importance.file import REMEDY, Entry
+from quantkit.importance.file import MOST_CHARACTERS, Entry, fail
 from quantkit.tensors import F32, TensorSpec
 
 _MOST_ENTRIES = 1 << 20
 _LONGEST_NAME = 512
 _LONGEST_DATASET = 4096
-_MOST_CHARACTERS = 200
 _SUFFIX = ".weight"
 
 
@@ -29,22 +26,22 @@ def read_dat(path: Path) -> tuple[Mapping[str, Entry], Mapping[str, str]]:
     cursor = _Cursor(path)
     (count,) = cursor.integers(1)
     if not 1 <= count <= _MOST_ENTRIES:
-        _fail(path, "is no statistics file, imatrix.gguf or imatrix.dat")
+        fail(path, "is no statistics file, imatrix.gguf or imatrix.dat")
     entries: dict[str, Entry] = {}
     for number in range(count):
         (length,) = cursor.integers(1)
         if not 1 <= length <= _LONGEST_NAME:
-            _fail(path, f"has a name of {length} bytes in entry {number}")
+            fail(path, f"has a name of {length} bytes in entry {number}")
         name = cursor.text(length)
         calls, num_values = cursor.integers(2)
         if calls < 0 or num_values < 1:
-            _fail(path, f"counts {calls} calls and {num_values} values", tensor=name)
+            fail(path, f"counts {calls} calls and {num_values} values", tensor=name)
         stored = StoredTensor(name, TensorSpec(F32, (num_values,)), path, cursor.position)
         if stored.end > cursor.file_bytes:
-            _fail(path, f"claims {num_values} values, and the file ends before", tensor=name)
+            fail(path, f"claims {num_values} values, and the file ends before", tensor=name)
         key = name.removesuffix(_SUFFIX)
         if key in entries:
-            _fail(path, "stands twice in the file", tensor=name)
+            fail(path, "stands twice in the file", tensor=name)
         entries[key] = Entry(values=stored, unseen=float(max(calls, 1)))
         cursor.position = stored.end
     return entries, _ending(cursor)
@@ -55,8 +52,8 @@ def _ending(cursor: "_Cursor") -> Mapping[str, str]:
         return {}
     calls, length = cursor.integers(2)
     if not 0 <= length <= _LONGEST_DATASET or cursor.position + length != cursor.file_bytes:
-        _fail(cursor.path, f"has {cursor.file_bytes - cursor.position} bytes behind its last entry")
-    return {"calls": str(calls), "datasets": cursor.text(length)[:_MOST_CHARACTERS]}
+        fail(cursor.path, f"has {cursor.file_bytes - cursor.position} bytes behind its last entry")
+    return {"calls": str(calls), "datasets": cursor.text(length)[:MOST_CHARACTERS]}
 
 
 class _Cursor:
@@ -67,7 +64,7 @@ class _Cursor:
 
     def take(self, num_bytes: int) -> bytes:
         if self.position + num_bytes > self.file_bytes:
-            _fail(self.path, "is truncated")
+            fail(self.path, "is truncated")
         data = b"".join(bytes(chunk) for chunk in read_chunks(self.path, self.position, self.position + num_bytes))
         self.position += num_bytes
         return data
@@ -79,8 +76,4 @@ class _Cursor:
         try:
             return self.take(num_bytes).decode()
         except UnicodeDecodeError:
-            _fail(self.path, "holds a name that is not valid UTF-8")
-
-
-def _fail(path: Path, message: str, *, tensor: str | None = None) -> NoReturn:
-    raise SourceError(message, tensor=tensor, file=path, remedy=REMEDY)
+            fail(self.path, "holds a name that is not valid UTF-8")

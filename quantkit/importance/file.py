@@ -6,7 +6,7 @@ Legend: E experts (rows), C input channels.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,12 @@ from quantkit.tensors import F32, TensorSpec
 
 Kind = Literal["statistics", "imatrix.gguf", "imatrix.dat"]
 REMEDY = "download the file again, or make it again"
+MOST_CHARACTERS = 200  # of what a file says of itself
+
+
+def fail(path: Path, message: str, *, tensor: str | None = None) -> NoReturn:
+    """A file that is not what it should be."""
+    raise SourceError(message, tensor=tensor, file=path, remedy=REMEDY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,14 @@ import struct
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.reader import read_chunks, read_tensor
 from quantkit.errors import SourceError, UsageError
-from quantkit.importance.file import REMEDY, Entry
+from quantkit.importance.file import MOST_CHARACTERS, REMEDY, Entry, fail
 from quantkit.tensors import F32, TensorSpec
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ _ABOUT = ("datasets", "chunk_count", "chunk_size")
 _SUMS, _COUNTS, _SUFFIX = ".in_sum2", ".counts", ".weight"
 _MOST_TENSORS, _MOST_KEYS, _MOST_ITEMS = 1 << 17, 1 << 10, 1 << 12  # hundreds of each are usual, and of items one
 _MOST_TOKENS = 1 << 53
-_MOST_CHARACTERS = 200
 _WHAT_READERS_RAISE = (ValueError, LookupError, TypeError, OverflowError, ArithmeticError, RecursionError)
 
 
@@ -49,15 +48,15 @@ def read_gguf(path: Path) -> tuple[Mapping[str, Entry], Mapping[str, str]]:
     except _WHAT_READERS_RAISE as error:
         raise SourceError(f"cannot be read as GGUF ({error})", file=path, remedy=REMEDY) from error
     if reader.byte_order != "I":
-        _fail(path, "is big-endian GGUF, which is not read")
+        fail(path, "is big-endian GGUF, which is not read")
     if kind != "imatrix":
-        _fail(path, "is GGUF, but no importance matrix (its general.type is not imatrix)")
+        fail(path, "is GGUF, but no importance matrix (its general.type is not imatrix)")
     stored = {tensor.name: _stored(tensor, path) for tensor in reader.tensors if tensor.name.endswith((_SUMS, _COUNTS))}
     entries = {}
     for name in stored:
         owner = name.removesuffix(_SUMS).removesuffix(_COUNTS)
         if owner + _SUMS not in stored or owner + _COUNTS not in stored:
-            _fail(path, "sums and counts do not go together: one of them is missing", tensor=name)
+            fail(path, "sums and counts do not go together: one of them is missing", tensor=name)
         key = owner.removesuffix(_SUFFIX)
         if key not in entries:
             entries[key] = _entry(stored[owner + _SUMS], stored[owner + _COUNTS])
@@ -68,10 +67,10 @@ def _check_counts(path: Path) -> None:
     """How many keys and tensors the file claims: a reader makes an object of each."""
     begin = b"".join(bytes(chunk) for chunk in read_chunks(path, 0, 24))
     if len(begin) < 24:
-        _fail(path, "is truncated")
+        fail(path, "is truncated")
     num_tensors, num_keys = struct.unpack("<QQ", begin[8:])
     if num_tensors > _MOST_TENSORS or num_keys > _MOST_KEYS:
-        _fail(path, f"claims {num_tensors} tensors and {num_keys} keys, which no importance matrix has")
+        fail(path, f"claims {num_tensors} tensors and {num_keys} keys, which no importance matrix has")
 
 
 def _bounded(base: "type[GGUFReader]") -> "type[GGUFReader]":
@@ -98,29 +97,25 @@ def _words(reader: "GGUFReader", key: str) -> str:
     field = reader.get_field(key)
     found = None if field is None else field.contents()
     text = ", ".join(map(str, found)) if isinstance(found, list) else "" if found is None else str(found)
-    return text[:_MOST_CHARACTERS]
+    return text[:MOST_CHARACTERS]
 
 
 def _stored(tensor: Any, path: Path) -> StoredTensor:
     num_values = prod(int(size) for size in tensor.shape)
     if tensor.tensor_type.name != "F32" or not num_values or len(tensor.shape) > 4:
-        _fail(path, f"is {tensor.tensor_type.name} {tensor.shape.tolist()}, not F32 sums", tensor=tensor.name)
+        fail(path, f"is {tensor.tensor_type.name} {tensor.shape.tolist()}, not F32 sums", tensor=tensor.name)
     stored = StoredTensor(tensor.name, TensorSpec(F32, (num_values,)), path, int(tensor.data_offset))
     if stored.end > path.stat().st_size:
-        _fail(path, f"claims {num_values} values, and the file ends before", tensor=tensor.name)
+        fail(path, f"claims {num_values} values, and the file ends before", tensor=tensor.name)
     return stored
 
 
 def _entry(sums: StoredTensor, counts: StoredTensor) -> Entry:
     if sums.spec.num_elements % counts.spec.num_elements:
-        _fail(sums.path, f"{sums.spec.num_elements} sums do not go with {counts.spec}", tensor=sums.name)
+        fail(sums.path, f"{sums.spec.num_elements} sums do not go with {counts.spec}", tensor=sums.name)
     numbers = read_tensor(counts).view(np.float32)
     if not (np.isfinite(numbers).all() and (numbers >= 0).all() and (numbers < _MOST_TOKENS).all()):
-        _fail(sums.path, "holds what is no number of tokens", tensor=counts.name)
+        fail(sums.path, "holds what is no number of tokens", tensor=counts.name)
     tokens = tuple(int(number) for number in np.rint(numbers))
     # of a file that was made of an older one: what marks an expert without tokens there has come along
     return Entry(values=sums, tokens=tokens, unseen=float(tokens[0]) if len(tokens) == 1 else None)
-
-
-def _fail(path: Path, message: str, *, tensor: str | None = None) -> NoReturn:
-    raise SourceError(message, tensor=tensor, file=path, remedy=REMEDY)

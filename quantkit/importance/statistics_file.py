@@ -6,12 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from quantkit.errors import SourceError
-from quantkit.importance.file import REMEDY, Entry
+from quantkit.importance.file import MOST_CHARACTERS, REMEDY, Entry
 from quantkit.statistics.file import Statistics, open_statistics
 from quantkit.statistics.names import SECOND_MOMENT, TOKEN_COUNT
 from quantkit.tensors import F32, I64
-
-_MOST_CHARACTERS = 200
 
 
 def read_statistics(path: Path) -> tuple[Mapping[str, Entry], Mapping[str, str], str]:
@@ -22,7 +20,7 @@ def read_statistics(path: Path) -> tuple[Mapping[str, Entry], Mapping[str, str],
         for name in statistics.tensors
         if name.endswith(SECOND_MOMENT)
     }
-    about = {key: value[:_MOST_CHARACTERS] for key, value in sorted(statistics.metadata.items()) if key != "format"}
+    about = {key: value[:MOST_CHARACTERS] for key, value in sorted(statistics.metadata.items()) if key != "format"}
     return entries, about, statistics.model
 
 

@@ -5,13 +5,15 @@ the copy of half a terabyte takes a moment and no room; scales lie in a shard of
 manifest are written anew.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from quantkit.checkpoint.disk import named_errors
+from quantkit.checkpoint.begun import WHY
+from quantkit.checkpoint.disk import named_errors, write_whole
 from quantkit.checkpoint.file_names import CONFIG_NAME, INDEX_NAME, MANIFEST_NAME, RUN_NAME
 from quantkit.checkpoint.json_files import MOST_INDEX_BYTES, read_json
 from quantkit.checkpoint.output import OutputDirectory, check_target
@@ -72,16 +74,14 @@ def write_checkpoint(checkpoint: Checkpoint, family: Family, report: KvScaleRepo
 
 def _begin_run(work: Path) -> None:
     """By this a copy that was cut behind its rename is known, and one before it is told from a conversion."""
-    draft = work / f"{RUN_NAME}.draft"
-    with named_errors(draft):
-        write_json(draft, _RUN)
-        draft.rename(work / RUN_NAME)
+    with named_errors(work):
+        write_whole(work / RUN_NAME, json.dumps(_RUN).encode())
 
 
 def _check_ours(output: OutputDirectory) -> None:
     """A conversion that was cut may have work of hours in a directory of this name."""
     run = output.work / RUN_NAME
-    if run.is_file() and read_json(run, what="a run that was begun has it") != _RUN:
+    if run.is_file() and read_json(run, what=WHY) != _RUN:
         raise UsageError("holds work of a conversion", file=output.directory, remedy="choose another -o, or remove it")
 
 

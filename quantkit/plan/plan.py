@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,12 @@ from quantkit.checkpoint.writer import METADATA
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.codecs.int4_group import Int4Group
 from quantkit.families.family import Role
+from quantkit.importance.cover import Importance
 from quantkit.layouts import Layout
 from quantkit.plan.limits import Partial
 from quantkit.recipe import Recipe
 from quantkit.tensors import TensorSpec
 from quantkit.weights.weight import Weight
-
-if TYPE_CHECKING:
-    from quantkit.plan.importance import Importance
 
 
 class Action(StrEnum):
@@ -169,7 +167,7 @@ class Plan:
     warnings: tuple[str, ...]
     is_incomplete: bool = False
     partial: Partial | None = None
-    importance: "Importance | None" = None
+    importance: Importance | None = None
 
     @property
     def jobs(self) -> Iterator[Job]:

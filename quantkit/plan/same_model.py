@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from quantkit.checkpoint.header import read_header
-from quantkit.errors import SourceError
 from quantkit.families import FAMILIES
 from quantkit.plan.plan import Plan
-from quantkit.statistics.file import fingerprint_of
+from quantkit.statistics.file import check_fingerprint, fingerprint_of
 from quantkit.weights.binding import Binding
 from quantkit.weights.identity import model_fingerprint
 
@@ -17,12 +16,7 @@ def check_model(plan: Plan, fingerprint: str, path: Path) -> tuple[str, ...]:
         return (f"whether {path.name} is of this very model is not known: its weights are not on this disk",)
     binding = Binding(weights={job.weight.name: job.weight for job in plan.jobs}, dropped={})
     own = model_fingerprint(binding, FAMILIES[plan.family], plan.checkpoint.config)
-    if own != fingerprint:
-        raise SourceError(
-            f"was made from another model or revision ({fingerprint[:12]}, this one is {own[:12]})",
-            file=path,
-            remedy="calibrate this checkpoint, or one of the same revision in another format",
-        )
+    check_fingerprint(fingerprint, own, path)
     return ()
 
 

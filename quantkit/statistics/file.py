@@ -46,12 +46,7 @@ class Statistics:
 
     def check_model(self, fingerprint: str) -> None:
         """Raise SourceError unless these are statistics of that model."""
-        if self.model != fingerprint:
-            raise SourceError(
-                f"was made from another model or revision ({self.model[:12]}, this one is {fingerprint[:12]})",
-                file=self.path,
-                remedy="calibrate this checkpoint, or one of the same revision in another format",
-            )
+        check_fingerprint(self.model, fingerprint, self.path)
 
 
 def open_statistics(path: Path) -> Statistics:
@@ -75,6 +70,16 @@ def open_statistics(path: Path) -> Statistics:
 def fingerprint_of(metadata: Mapping[str, str]) -> str | None:
     """Of the model, as the metadata of a statistics file say it; None of another file."""
     return metadata.get(_MODEL_KEY, "") if _VERSION_KEY in metadata else None
+
+
+def check_fingerprint(found: str, expected: str, path: Path) -> None:
+    """Raise SourceError where the statistics of ``path`` are not of the model that is expected."""
+    if found != expected:
+        raise SourceError(
+            f"was made from another model or revision ({found[:12]}, this one is {expected[:12]})",
+            file=path,
+            remedy="calibrate this checkpoint, or one of the same revision in another format",
+        )
 
 
 def write_statistics(path: Path, arrays: Mapping[str, Array], *, model: str, about: Mapping[str, str]) -> None:

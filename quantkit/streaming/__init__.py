@@ -7,9 +7,9 @@ without its experts, the next one, and two experts.
 from quantkit.streaming.architectures import supported_model_types
 from quantkit.streaming.experts import ExpertVisit
 from quantkit.streaming.layer import StreamedLayer
-from quantkit.streaming.model import StreamedModel, embed_tokens, open_model
+from quantkit.streaming.model import StreamedModel, begin_states, open_model
 from quantkit.streaming.observer import Observer
-from quantkit.streaming.states import States, open_states
+from quantkit.streaming.states import States, open_states, state_bytes
 from quantkit.streaming.tokens import Tokens, read_tokens, tokenize
 
 __all__ = [
@@ -19,10 +19,11 @@ __all__ = [
     "StreamedLayer",
     "StreamedModel",
     "Tokens",
-    "embed_tokens",
+    "begin_states",
     "open_model",
     "open_states",
     "read_tokens",
+    "state_bytes",
     "supported_model_types",
     "tokenize",
 ]

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from quantkit.checkpoint.file_names import CONFIG_NAME
-from quantkit.errors import SourceError
+from quantkit.errors import SourceError, first_line
 
 # model_type of the text config -> stem of the names of transformers' config and model class
 _CLASSES: Mapping[str, str] = {
@@ -51,7 +51,7 @@ def build_skeleton(text_config: Mapping[str, Any]) -> Any:
         model.model.rotary_emb = type(model.model.rotary_emb)(config=config)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, ZeroDivisionError, RuntimeError) as error:
         raise SourceError(
-            f"transformers cannot build {stem} from it ({error})",
+            f"transformers cannot build {stem} from it ({first_line(error)})",
             file=CONFIG_NAME,
             remedy="download config.json again, or install the transformers release that knows it",
         ) from error

@@ -4,7 +4,12 @@ import torch
 
 from quantkit.errors import UsageError
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Of a name that the command line has checked."""
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype), name
+    return found
 
 
 def torch_device(name: str) -> torch.device:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,18 +14,19 @@ from quantkit.checkpoint.source import Checkpoint
 from quantkit.errors import SourceError
 from quantkit.families.config_values import number_in_name
 from quantkit.families.family import Family
+from quantkit.streaming.ahead import ahead
 from quantkit.streaming.architectures import build_skeleton
 from quantkit.streaming.decode import decode_rows, decode_weight
 from quantkit.streaming.experts import ExpertWeights
 from quantkit.streaming.layer import StreamedLayer
-from quantkit.streaming.states import States
+from quantkit.streaming.states import States, open_states
 from quantkit.streaming.tokens import Tokens
 from quantkit.weights.binding import Binding, bind_weights
 from quantkit.weights.completeness import text_root
 from quantkit.weights.source_form import source_form
 from quantkit.weights.weight import Weight
 
-_EMBEDDED_TOKENS = 1 << 16  # at a time
+_EMBEDDED_TOKENS = 1 << 13  # at a time: 200 MB where a token has 6,144 channels
 HEAD_ROWS = 8192  # of the vocabulary that are in memory at a time
 _EXPERTS = "mlp.experts."
 
@@ -101,6 +103,10 @@ class StreamedModel:
             device=self.device,
             dtype=self.dtype,
         )
+
+    def layers(self, first: int = 0) -> Iterator[StreamedLayer]:
+        """Layers from ``first`` on, the next one loaded while one is used: let go of it before asking for another."""
+        return ahead(partial(self.layer, index) for index in range(first, self.num_layers))
 
     def normed(self, hidden_TH: Tensor) -> Tensor:
         """[T, H] what the head takes."""
@@ -192,7 +198,7 @@ class _Call(nn.Module):
 
 
 def open_model(
-    checkpoint: Checkpoint, family: Family, *, device: str = "cpu", dtype: torch.dtype = torch.float32
+    checkpoint: Checkpoint, family: Family, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> StreamedModel:
     """A model to be run layer by layer. Raises SourceError for architectures that are not supported."""
     form = source_form(checkpoint.quantization)
@@ -206,11 +212,15 @@ def open_model(
     )
 
 
-def embed_tokens(model: StreamedModel, tokens: Tokens, states: States) -> None:
-    """Fill the states of no layer yet."""
-    for first, last in states.batches(_EMBEDDED_TOKENS):
-        ids_T = tokens.ids[first:last].reshape(-1)
-        states.rows(states.hidden, first, last)[:] = model.embed(ids_T).view(last - first, states.length, -1)
+def begin_states(model: StreamedModel, tokens: Tokens, *, directory: Path | None = None, layer: int = 0) -> States:
+    """Embedded tokens, or what lies in ``directory`` behind ``layer`` layers. Raises as ``open_states``."""
+    num_sequences, length = tokens.ids_NS.shape
+    states = open_states(num_sequences, length, model.hidden_size, dtype=model.dtype, directory=directory, layer=layer)
+    if not layer:
+        for first, last in states.batches(_EMBEDDED_TOKENS):
+            ids_T = tokens.ids[first:last].reshape(-1)
+            states.rows(states.hidden, first, last)[:] = model.embed(ids_T).view(last - first, length, -1)
+    return states
 
 
 def _slots(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

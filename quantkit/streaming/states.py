@@ -14,7 +14,6 @@ from quantkit.checkpoint.disk import free_bytes, named_errors
 from quantkit.errors import ResourceError
 from quantkit.machine import bytes_text
 
-_NUM_STORES = 4  # as wide as the hidden size: states before and after a layer, input and answers of its experts
 _CARRY = "carry"
 
 
@@ -83,6 +82,11 @@ class States:
         return store_TX[first * self.length : last * self.length].view(last - first, self.length, -1)
 
 
+def state_bytes(num_tokens: int, width: int, dtype: torch.dtype) -> int:
+    """States before and after a layer and the input of its experts, and their answers, which are float32."""
+    return num_tokens * width * (3 * dtype.itemsize + torch.float32.itemsize)
+
+
 def open_states(
     num_sequences: int,
     length: int,
@@ -109,7 +113,7 @@ def open_states(
         return states
     for path in directory.glob("*.bin"):
         path.unlink()
-    needed = _NUM_STORES * states.num_tokens * width * dtype.itemsize
+    needed = state_bytes(states.num_tokens, width, dtype)
     if needed > free_bytes(directory):
         raise ResourceError(
             f"hidden states of {states.num_tokens:,} tokens need {bytes_text(needed)}, "

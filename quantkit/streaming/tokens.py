@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quantkit.checkpoint.header import read_header
 from quantkit.checkpoint.reader import read_tensor
-from quantkit.errors import SourceError, UsageError
+from quantkit.errors import SourceError, UsageError, first_line
 from quantkit.tensors import I64
 
 LEAST_LENGTH = 2  # a token, and one to be told from it
@@ -84,9 +84,8 @@ def _encode(text: str, model: Path) -> list[int]:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SourceError(
-            f"has no tokenizer that transformers builds without its own code ({reason})",
+            f"has no tokenizer that transformers builds without its own code ({first_line(error)})",
             file=model,
             remedy=_MAKE_TOKENS,
         ) from error

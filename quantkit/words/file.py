@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.checkpoint.disk import flush, is_own_directory, named_errors, remove, write_file
+from quantkit.checkpoint.begun import begin_directory
+from quantkit.checkpoint.disk import flush, named_errors, remove, write_whole
 from quantkit.checkpoint.header import StoredTensor, read_header
 from quantkit.checkpoint.json_files import MOST_INDEX_BYTES, read_json
 from quantkit.checkpoint.reader import hash_file, read_tensor
 from quantkit.checkpoint.writer import ShardWriter, order_tensors
-from quantkit.errors import SourceError, UsageError
+from quantkit.errors import SourceError
 from quantkit.numerics.bfloat16 import to_float32
 from quantkit.numerics.packing import CODES_PER_WORD, Int4Words
 from quantkit.tensors import BF16, I32, TensorSpec
@@ -33,33 +34,13 @@ def begin_words(directory: Path, document: Mapping[str, Any], *, resume: bool) -
 
     Raises UsageError for one of another run, or of somebody else; without ``resume`` the former is emptied.
     """
-    path = directory / BEGUN_NAME
-    if directory.exists() and not (is_own_directory(directory) and path.is_file()):
-        raise UsageError("is there and not ours", file=directory, remedy="remove it, or choose another -o")
-    with named_errors(directory):
-        if directory.exists() and not resume:
-            remove(directory)
-        if not directory.exists():
-            directory.mkdir(parents=True)
-            write_file(path, _text(document))
-    begun = read_json(path, what="a run that was begun has it")
-    differs = next((key for key in {**document, **begun} if begun.get(key) != document.get(key)), None)
-    if differs is not None:
-        raise UsageError(
-            f"holds what a run with another {differs} has chosen",
-            file=directory,
-            remedy="repeat that run's command, choose another -o, or give --no-resume to begin anew",
-        )
+    begin_directory(directory / BEGUN_NAME, document, resume=resume)
 
 
 def remove_words(directory: Path) -> None:
     """The output is in place."""
     with named_errors(directory):
         remove(directory)
-
-
-def _text(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
 
 
 class WordsWriter:
@@ -158,8 +139,8 @@ def finish_words(directory: Path, document: Mapping[str, Any], *, searched: Coll
     files = {path.name: hash_file(path) for path in _files(directory)}
     path = directory / DOCUMENT_NAME
     with named_errors(path):
-        write_file(path, _text({**document, "searched": sorted(searched), "files": files}))
-        flush(directory)
+        text = json.dumps({**document, "searched": sorted(searched), "files": files}, indent=2, sort_keys=True)
+        write_whole(path, text.encode() + b"\n")
 
 
 def has_words(directory: Path) -> bool:

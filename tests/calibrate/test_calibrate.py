@@ -154,10 +154,11 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(tmp_path):
 def test_an_interrupted_run_of_other_tokens_is_refused(tmp_path):
     lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
     (tmp_path / "stats.safetensors.partial").mkdir()
+    (tmp_path / "stats.safetensors.partial" / "mine").touch()
     with pytest.raises(UsageError, match="not ours"):
         run(tmp_path / "source", tmp_path / "stats.safetensors")
     (tmp_path / "stats.safetensors.partial" / "about.json").write_text('{"tokens": "other"}')
-    with pytest.raises(UsageError, match="an earlier run was of another"):
+    with pytest.raises(UsageError, match="a run that differs: tokens was"):
         run(tmp_path / "source", tmp_path / "stats.safetensors")
     run(tmp_path / "source", tmp_path / "stats.safetensors", resume=False)
     assert (tmp_path / "stats.safetensors").is_file()

@@ -230,8 +230,8 @@ def test_a_search_by_skewed_moments_passes_its_threshold_and_damage_does_not(tin
 
     for relative, is_bad in ((0.21, False), (0.23, True)):
         error = WeightError(name="x", role="routed_expert", error2=relative**2, weight2=1.0)
-        plain = list(check_errors([error], report.classes, group_size=32))
-        weighted = list(check_errors([error], report.classes, group_size=32, has_importance=True))
+        plain = list(check_errors([error], report.classes, report.plan.recipe))
+        weighted = list(check_errors([error], report.classes, report.plan.recipe, has_importance=True))
         assert plain[0].is_error
         assert any(finding.is_error for finding in weighted) == is_bad
 

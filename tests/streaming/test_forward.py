@@ -7,7 +7,7 @@ from quantkit.checkpoint.source import open_checkpoint
 from quantkit.errors import ResourceError, SourceError
 from quantkit.families import family_of
 from quantkit.streaming import layer as layer_module
-from quantkit.streaming import open_model, open_states
+from quantkit.streaming import open_model, open_states, state_bytes
 from tests.streaming.models import CLASSES, lively_checkpoint, whole_model
 
 IDS = torch.randint(0, 128, (5, 24), generator=torch.Generator().manual_seed(0))
@@ -125,3 +125,13 @@ def test_states_without_room_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ResourceError, match="hidden states of"):
         open_states(1 << 20, 1 << 12, 6144, dtype=torch.float32, directory=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_take_the_room_that_is_asked_for(tmp_path, dtype):
+    lively_checkpoint(tmp_path / "source", "glm4_moe")
+    (tmp_path / "work").mkdir()
+    streamed_logits(tmp_path / "source", work=tmp_path / "work", dtype=dtype)
+    sizes = {path.stem: path.stat().st_size for path in (tmp_path / "work").iterdir()}
+    routing = sizes.pop("chosen") + sizes.pop("factors")  # a few numbers a token
+    assert sum(sizes.values()) == state_bytes(IDS.numel(), 256, dtype) > 10 * routing

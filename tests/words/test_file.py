@@ -108,7 +108,7 @@ def test_a_run_goes_on_with_its_own_words_and_with_no_other(tmp_path):
     (directory / "layer-0.safetensors").write_bytes(b"done")
     begin_words(directory, RUN, resume=True)
     assert (directory / "layer-0.safetensors").exists()
-    with pytest.raises(UsageError, match="another tokens"):
+    with pytest.raises(UsageError, match='differs: tokens was "abc" and is "other"'):
         begin_words(directory, RUN | {"tokens": "other"}, resume=True)
     begin_words(directory, RUN, resume=False)
     assert {path.name for path in directory.iterdir()} == {BEGUN_NAME}

@@ -1,0 +1,71 @@
+"""What a run is, written down in its directory as it begins: whoever comes with something else is told what differs."""
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from quantkit.checkpoint.disk import is_own_directory, named_errors, remove, write_whole
+from quantkit.checkpoint.json_files import read_json
+from quantkit.errors import UsageError
+
+_MOST_DIFFERENCES = 3
+_DIGEST_CHARACTERS = 64  # of a sha256
+WHY = "a run that was begun has it"
+
+
+def begin_directory(path: Path, document: Mapping[str, Any], *, resume: bool) -> None:
+    """A directory for the work of one run, new or as that run has left it; ``path``: of its document in there.
+
+    Raises UsageError for one of another run, or of somebody else; without ``resume`` the former is emptied.
+    """
+    directory = path.parent
+    if directory.exists() and not (is_own_directory(directory) and (path.is_file() or _is_empty(directory, path.name))):
+        raise UsageError("is there and not ours", file=directory, remedy="remove it, or choose another -o")
+    with named_errors(directory):
+        if directory.exists() and not resume:
+            remove(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            write_whole(path, json.dumps(document, indent=2, sort_keys=True).encode() + b"\n")
+    shown = differences_text(differences(read_json(path, what=WHY), document))
+    if shown:
+        raise UsageError(
+            f"holds work of a run that differs: {shown}",
+            file=directory,
+            remedy="repeat that run's command, choose another -o, or give --no-resume to begin anew",
+        )
+
+
+def _is_empty(directory: Path, name: str) -> bool:
+    """But for the draft of a document: a run was cut before it had begun."""
+    return all(inner.name == f"{name}.draft" for inner in directory.iterdir())
+
+
+def differences(there: Any, here: Any, told: Collection[str] = (), place: str = "") -> Iterator[str]:
+    """In what two documents differ. A hash has changed and is not shown, unless its place is ``told``."""
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        for key in dict.fromkeys((*there, *here)):
+            inner = f"{place}.{key}" if place else str(key)
+            if key not in here:
+                yield f"{inner} is no longer there"
+            elif key not in there:
+                yield f"{inner} is new"
+            else:
+                yield from differences(there[key], here[key], told, inner)
+    elif there != here:
+        is_digest = isinstance(there, str) and len(there) == _DIGEST_CHARACTERS and place not in told
+        yield f"{place} has changed" if is_digest else f"{place} was {short(there)} and is {short(here)}"
+
+
+def differences_text(found: Iterable[str]) -> str:
+    """The first of them; empty where there are none."""
+    texts = list(found)
+    more = f"; and {len(texts) - _MOST_DIFFERENCES} more" if len(texts) > _MOST_DIFFERENCES else ""
+    return f"{'; '.join(texts[:_MOST_DIFFERENCES])}{more}"
+
+
+def short(value: Any) -> str:
+    """JSON of a value, cut where it is long."""
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -6,7 +6,9 @@ from pathlib import Path
 from quantkit import __version__
 from quantkit.calibrate.observe import LayerObserver
 from quantkit.calibrate.report import CalibrateReport, summarize
-from quantkit.calibrate.work import open_work
+from quantkit.calibrate.work import Work, work_of
+from quantkit.checkpoint.begun import run_directory
+from quantkit.checkpoint.source import source_stamps
 from quantkit.errors import UsageError
 from quantkit.statistics.file import join_statistics, open_statistics
 from quantkit.streaming import StreamedModel, Tokens, begin_states
@@ -33,15 +35,25 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
     model, tokens = calibration.model, calibration.tokens
     if calibration.output.exists():
         raise UsageError("exists already", file=calibration.output, remedy="choose another -o, or remove it")
-    fingerprint = model_fingerprint(model.binding, model.family, model.checkpoint.config)
-    about = {
-        "model": fingerprint,
-        "tokens": tokens.sha256,
+    document = {
+        "model": model_fingerprint(model.binding, model.family, model.checkpoint.config),
+        "source": source_stamps(model.checkpoint),
+        "tokens": tokens.told,
         "dtype": str(model.dtype).removeprefix("torch."),
         "version": __version__,
     }
-    work = open_work(calibration.output, about, resume=calibration.resume)
-    states = begin_states(model, tokens, directory=work.directory, layer=work.layers_done())
+    with run_directory(work_of(calibration.output), document, resume=calibration.resume):
+        work = Work(directory=work_of(calibration.output))
+        _run_layers(calibration, work, str(document["model"]))
+        about = _about(tokens, str(document["dtype"]))
+        join_statistics(calibration.output, work.parts(), model=str(document["model"]), about=about)
+        work.remove()
+    return summarize(open_statistics(calibration.output))
+
+
+def _run_layers(calibration: Calibration, work: Work, fingerprint: str) -> None:
+    model = calibration.model
+    states = begin_states(model, calibration.tokens, directory=work.directory, layer=work.layers_done())
     sizes = model.layer_bytes()
     stage = Stage(label="calibrate", total_bytes=sum(sizes), earlier_bytes=sum(sizes[: states.layer]))
     calibration.report_progress(stage, 0)
@@ -51,14 +63,14 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
         work.keep(layer.index, observer.arrays(), fingerprint)
         calibration.report_progress(stage, sizes[layer.index])
         del layer  # before the one after the next is loaded
+
+
+def _about(tokens: Tokens, dtype: str) -> dict[str, str]:
     num_sequences, length = tokens.ids_NS.shape
-    told = {
+    return {
         "tokens": tokens.sha256,
         "num_sequences": str(num_sequences),
         "sequence_length": str(length),
-        "dtype": about["dtype"],
+        "dtype": dtype,
         "quantkit_version": __version__,
     }
-    join_statistics(calibration.output, work.parts(), model=fingerprint, about=told)
-    work.remove()
-    return summarize(open_statistics(calibration.output))

@@ -1,15 +1,17 @@
 """The directory beside a statistics file in which an interrupted run is found again."""
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from quantkit.checkpoint.begun import begin_directory
+from quantkit.checkpoint.disk import named_errors, remove
 from quantkit.statistics.file import Array, Statistics, open_statistics, write_statistics
 
-_ABOUT = "about.json"
 _LAYER = "layer-{:05}.safetensors"
+
+
+def work_of(output: Path) -> Path:
+    """Where the work for a statistics file lies until that is there."""
+    return output.with_name(f"{output.name}.partial")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +37,5 @@ class Work:
 
     def remove(self) -> None:
         """All of it."""
-        shutil.rmtree(self.directory)
-
-
-def open_work(output: Path, about: dict[str, Any], *, resume: bool) -> Work:
-    """The directory of ``OUTPUT.partial``. Raises UsageError where it belongs to something else, naming that."""
-    directory = output.with_name(f"{output.name}.partial")
-    begin_directory(directory / _ABOUT, about, resume=resume)
-    return Work(directory=directory)
+        with named_errors(self.directory):
+            remove(self.directory)

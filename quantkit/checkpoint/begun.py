@@ -1,31 +1,53 @@
 """What a run is, written down in its directory as it begins: whoever comes with something else is told what differs."""
 
 import json
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from quantkit.checkpoint.disk import is_own_directory, named_errors, remove, write_whole
 from quantkit.checkpoint.json_files import read_json
+from quantkit.checkpoint.locks import locked
 from quantkit.errors import UsageError
 
 _MOST_DIFFERENCES = 3
 _DIGEST_CHARACTERS = 64  # of a sha256
+BEGUN_NAME = "begun.json"
 WHY = "a run that was begun has it"
 
 
-def begin_directory(path: Path, document: Mapping[str, Any], *, resume: bool) -> None:
-    """A directory for the work of one run, new or as that run has left it; ``path``: of its document in there.
+@contextmanager
+def run_directory(directory: Path, document: Mapping[str, Any], *, resume: bool) -> Iterator[None]:
+    """A directory for the work of one run, new or as that run has left it; nobody else's until the block ends.
 
-    Raises UsageError for one of another run, or of somebody else; without ``resume`` the former is emptied.
+    Raises UsageError for one of another run, of somebody else, or in use; without ``resume`` the former is emptied. Who
+    removes it does so within the block.
     """
-    directory = path.parent
-    if directory.exists() and not (is_own_directory(directory) and (path.is_file() or _is_empty(directory, path.name))):
+    path = directory / BEGUN_NAME
+    is_there = directory.exists() or directory.is_symlink()
+    if is_there and not (is_own_directory(directory) and (path.is_file() or _is_empty(directory, path.name))):
         raise UsageError("is there and not ours", file=directory, remedy="remove it, or choose another -o")
     with named_errors(directory):
-        if directory.exists() and not resume:
-            remove(directory)
         directory.mkdir(parents=True, exist_ok=True)
+        lock = locked(directory, exclusive=True)
+    try:
+        _begin(path, lock, document, resume=resume)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _begin(path: Path, lock: int, document: Mapping[str, Any], *, resume: bool) -> None:
+    directory = path.parent
+    with named_errors(directory):
+        if not directory.exists() or os.fstat(lock).st_ino != directory.stat().st_ino:
+            raise UsageError(
+                "another run has just ended here", file=directory, remedy="look at its output, or run again"
+            )
+        for inner in sorted(directory.iterdir(), key=lambda one: one == path) if not resume else ():
+            remove(inner)  # the document last: by it the rest is known
         if not path.exists():
             write_whole(path, json.dumps(document, indent=2, sort_keys=True).encode() + b"\n")
     shown = differences_text(differences(read_json(path, what=WHY), document))

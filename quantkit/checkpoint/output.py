@@ -5,8 +5,6 @@ What is no output lies in ``.quantkit/`` in it: the journal, locks, the spool. `
 what else ends the block keeps the directory where it holds finished work.
 """
 
-import errno
-import fcntl
 import os
 import shutil
 import signal
@@ -18,12 +16,12 @@ from types import TracebackType
 
 from quantkit.checkpoint.disk import flush, flush_tree, is_own_directory, named_errors, remove, write_file
 from quantkit.checkpoint.file_names import MANIFEST_NAME, RUN_NAME
+from quantkit.checkpoint.locks import locked
 from quantkit.errors import QuantkitError, ResourceError, UsageError
 
 WORK_NAME = ".quantkit"
 _DONE_NAME = ".quantkit.done"  # the same, of an output that is in place: there is nothing in it to go on from
 _PARTIAL = ".partial"
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 _ANOTHER = "choose another with -o"
 
 
@@ -67,7 +65,7 @@ def finish_renaming(target: Path) -> None:
     if not is_whole or not any((mark / RUN_NAME).is_file() for mark in marks):
         return  # whosever it is
     with suppress(OSError, QuantkitError):
-        lock = _locked(target, exclusive=True)  # nobody is just about to do it
+        lock = locked(target, exclusive=True)  # nobody is just about to do it
         try:
             for mark in marks:
                 _remove_work(mark)
@@ -78,27 +76,6 @@ def finish_renaming(target: Path) -> None:
 def partial_of(target: Path) -> Path:
     """Where the work for a target is done."""
     return target.with_name(target.name + _PARTIAL)
-
-
-def _locked(path: Path, *, exclusive: bool, flags: int = os.O_RDONLY | os.O_DIRECTORY) -> int:
-    """A locked descriptor. UsageError where another process has it, ResourceError where there are no locks."""
-    lock = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    try:
-        fcntl.flock(lock, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        if isinstance(error, BlockingIOError):
-            raise UsageError(
-                "is being written by another run", file=path, remedy="wait for it, or choose another -o"
-            ) from error
-        if error.errno in _NO_LOCKS:
-            raise ResourceError(
-                f"cannot be locked ({error.strerror})",
-                file=path,
-                remedy="mount the file system with locks (flock), or choose another with -o",
-            ) from error
-        raise
-    return lock
 
 
 def _remove_work(work: Path) -> None:
@@ -228,7 +205,7 @@ class OutputDirectory:
         self.work.mkdir(exist_ok=True)
         if self._rank is not None:
             path = self.work / f"rank-{self._rank}.lock"
-            self._locks.append(_locked(path, exclusive=True, flags=os.O_CREAT | os.O_RDWR | os.O_NONBLOCK))
+            self._locks.append(locked(path, exclusive=True, flags=os.O_CREAT | os.O_RDWR | os.O_NONBLOCK))
 
     def _lock_made(self) -> None:
         try:
@@ -241,7 +218,7 @@ class OutputDirectory:
     def _lock_directory(self) -> None:
         """Unless whoever held it has just removed it."""
         with suppress(FileNotFoundError):
-            lock = _locked(self.directory, exclusive=self._rank is None)
+            lock = locked(self.directory, exclusive=self._rank is None)
             if os.path.samestat(os.fstat(lock), self.directory.stat()):
                 self._locks.append(lock)
             else:

@@ -115,6 +115,11 @@ def declared_quantization(config: Mapping[str, Any], hf_quant_config: Path | Non
     return section or declared
 
 
+def source_stamps(checkpoint: Checkpoint) -> dict[str, str]:
+    """What every shard is known by: a run that was interrupted goes on with these, and with no others."""
+    return {shard.name: shard.stamp for shard in checkpoint.shards}
+
+
 def choose_index(names: Iterable[str], directory: Path) -> str | None:
     """Which of the names in a directory is the index of its shards, if one is."""
     found = sorted(name for name in names if name.endswith(".safetensors.index.json"))

@@ -94,10 +94,9 @@ def with_calibration(resolved: "ResolvedSource", plan: "Plan", inputs: Inputs) -
 def convert(conversion: "Conversion", tokens: "Tokens") -> "ConvertReport":
     """Calibrate, then convert. What calibration has chosen stays beside the output until that is in place."""
     from quantkit.convert.convert import convert_checkpoint
-    from quantkit.words import remove_words
 
     try:
-        from quantkit.gptq.make import WordsRequest, make_words
+        from quantkit.gptq.make import WordsRequest, made_words
     except ImportError as error:
         raise UsageError(f"--method needs {error.name}", remedy="pip install 'quantkit[calibrate]'") from error
     request = WordsRequest(
@@ -109,6 +108,5 @@ def convert(conversion: "Conversion", tokens: "Tokens") -> "ConvertReport":
         resume=conversion.resume,
         report_progress=conversion.report_progress,
     )
-    report = convert_checkpoint(replace(conversion, words=make_words(request)))
-    remove_words(request.directory)
-    return report
+    with made_words(request) as words:
+        return convert_checkpoint(replace(conversion, words=words))

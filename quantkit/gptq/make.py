@@ -1,5 +1,7 @@
 """The words of a plan by a calibrated method: find them where an earlier run has made them, else make them."""
 
+import hashlib
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -9,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import __version__
+from quantkit.checkpoint.begun import run_directory
 from quantkit.checkpoint.disk import named_errors, remove
+from quantkit.checkpoint.source import source_stamps
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import convert_checkpoint
 from quantkit.families import FAMILIES
@@ -30,7 +34,7 @@ from quantkit.transcode import CPU
 from quantkit.weights.binding import bind_weights
 from quantkit.weights.identity import model_fingerprint
 from quantkit.weights.source_form import source_form
-from quantkit.words import Words, WordsWriter, begin_words, finish_words, has_words, open_words
+from quantkit.words import Words, WordsWriter, finish_words, has_words, open_words
 
 WORDS_SUFFIX = ".words"
 _MEMORY_SHARE = 0.7  # of what there is, for the model alone
@@ -53,16 +57,24 @@ class WordsRequest:
         return self.target.with_name(self.target.name + WORDS_SUFFIX)
 
 
-def make_words(request: WordsRequest) -> Words:
-    """Raises UsageError where the directory holds words of another run, SourceError for a model that is not run."""
+@contextmanager
+def made_words(request: WordsRequest) -> Iterator[Words]:
+    """The words, whose directory is nobody else's until the block ends, and is removed where it ends well.
+
+    Raises UsageError where the directory holds words of another run, SourceError for a model that is not run.
+    """
     plan, directory = request.plan, request.directory
     document = _document(plan)
-    begin_words(directory, document, resume=request.resume)
-    if not has_words(directory):
-        _make(request, document)
-    words = open_words(directory)
-    words.check_modules(_shapes(plan), group_size=plan.recipe.group_size)
-    return words
+    # what is known of files has no place in an output, and the words' document goes there
+    run = {**document, "source": source_stamps(plan.checkpoint), "modules": _digest_of(_shapes(plan))}
+    with run_directory(directory, run, resume=request.resume):
+        if not has_words(directory):
+            _make(request, document)
+        words = open_words(directory)
+        words.check_modules(_shapes(plan), group_size=plan.recipe.group_size)
+        yield words
+        with named_errors(directory):
+            remove(directory)
 
 
 def _document(plan: Plan) -> dict[str, Any]:
@@ -81,6 +93,10 @@ def _document(plan: Plan) -> dict[str, Any]:
         "parameters": _parameters(recipe),
         "group_size": recipe.group_size,
     }
+
+
+def _digest_of(shapes: Mapping[str, tuple[int, int]]) -> str:
+    return hashlib.sha256(json.dumps(sorted(shapes.items())).encode()).hexdigest()
 
 
 def _parameters(recipe: Recipe) -> dict[str, Any]:

@@ -32,6 +32,12 @@ class Tokens:
         return hashlib.sha256(begin + np.ascontiguousarray(self.ids_NS, dtype="<i8").tobytes()).hexdigest()
 
     @property
+    def told(self) -> str:
+        """How many, and which, in a few words."""
+        num_sequences, length = self.ids_NS.shape
+        return f"{num_sequences} x {length}, sha256 {self.sha256[:12]}"
+
+    @property
     def ids(self) -> Tensor:
         return torch.from_numpy(self.ids_NS)
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.checkpoint.begun import begin_directory
-from quantkit.checkpoint.disk import flush, named_errors, remove, write_whole
+from quantkit.checkpoint.disk import flush, named_errors, write_whole
 from quantkit.checkpoint.header import StoredTensor, read_header
 from quantkit.checkpoint.json_files import MOST_INDEX_BYTES, read_json
 from quantkit.checkpoint.reader import hash_file, read_tensor
@@ -25,22 +24,8 @@ from quantkit.numerics.packing import CODES_PER_WORD, Int4Words
 from quantkit.tensors import BF16, I32, TensorSpec
 
 PACKED, SCALE = ".packed", ".scale"
-DOCUMENT_NAME, BEGUN_NAME = "words.json", "begun.json"
+DOCUMENT_NAME = "words.json"
 _AGAIN = "remove this directory, then run the same command again: it is made anew"
-
-
-def begin_words(directory: Path, document: Mapping[str, Any], *, resume: bool) -> None:
-    """A directory for the words of one run, new or as that run has left it. ``document``: what decides them.
-
-    Raises UsageError for one of another run, or of somebody else; without ``resume`` the former is emptied.
-    """
-    begin_directory(directory / BEGUN_NAME, document, resume=resume)
-
-
-def remove_words(directory: Path) -> None:
-    """The output is in place."""
-    with named_errors(directory):
-        remove(directory)
 
 
 class WordsWriter:

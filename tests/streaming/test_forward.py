@@ -7,6 +7,7 @@ from quantkit.checkpoint.source import open_checkpoint
 from quantkit.errors import ResourceError, SourceError
 from quantkit.families import family_of
 from quantkit.streaming import layer as layer_module
+from quantkit.streaming import model as model_module
 from quantkit.streaming import open_model, open_states
 from tests.streaming.models import CLASSES, lively_checkpoint, whole_model
 
@@ -125,3 +126,28 @@ def test_states_without_room_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ResourceError, match="hidden states of"):
         open_states(1 << 20, 1 << 12, 6144, dtype=torch.float32, directory=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_layer_is_loaded_while_another_thread_records_calls(tmp_path, monkeypatch):
+    """Recording exchanges the skeleton's layers for a moment; the loader ahead must not see that."""
+    lively_checkpoint(tmp_path / "source", "kimi_k2")
+    model = opened(tmp_path / "source")
+    loaded = []
+
+    def forward(self, hidden, **options):
+        loaded.append(model.layer(1).name)
+        self.options = options
+        return hidden
+
+    monkeypatch.setattr(model_module._Call, "forward", forward)
+    model.layer(0).arguments(2, 4)
+    assert loaded == ["model.layers.1"] * model.num_layers
+
+
+@pytest.mark.parametrize("content", [None, b"short"])
+def test_states_that_a_resumed_run_needs_are_not_made_up(tmp_path, content):
+    if content is not None:
+        (tmp_path / "states-1.bin").write_bytes(content)
+    states = open_states(2, 4, 8, dtype=torch.float32, directory=tmp_path, layer=1)
+    with pytest.raises(SourceError, match=r"states-1\.bin.*256 bytes"):
+        _ = states.hidden

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantkit.checkpoint.disk import named_errors
+from quantkit.checkpoint.disk import is_own_directory, named_errors, write_file
 from quantkit.errors import SourceError, UsageError
 from quantkit.statistics.file import Array, Statistics, open_statistics, write_statistics
 
@@ -44,19 +44,27 @@ def open_work(output: Path, about: dict[str, Any], *, resume: bool) -> Work:
     """The directory of ``OUTPUT.partial``. Raises UsageError where it belongs to something else, naming that."""
     directory = output.with_name(f"{output.name}.partial")
     path = directory / _ABOUT
-    if directory.exists() and not resume:
-        if not path.is_file():
-            raise UsageError("is there and not ours", file=directory, remedy="remove it, or choose another -o")
-        shutil.rmtree(directory)
-    if path.is_file():
-        _check_same(path, about)
-    elif directory.exists():
+    draft = path.with_name(f"{_ABOUT}.draft")
+    if directory.is_symlink() or (directory.exists() and not _is_ours(directory)):
         raise UsageError("is there and not ours", file=directory, remedy="remove it, or choose another -o")
-    else:
-        with named_errors(directory):
-            directory.mkdir(parents=True)
-            path.write_text(json.dumps(about, indent=1, sort_keys=True) + "\n")
+    with named_errors(directory):
+        if directory.exists() and not resume:
+            shutil.rmtree(directory)
+        if not path.is_file():
+            directory.mkdir(parents=True, exist_ok=True)
+            draft.unlink(missing_ok=True)
+            write_file(draft, (json.dumps(about, indent=1, sort_keys=True) + "\n").encode())
+            draft.rename(path)
+    _check_same(path, about)
     return Work(directory=directory)
+
+
+def _is_ours(directory: Path) -> bool:
+    """Also one that was made and not begun: a run may be killed before it says what it is."""
+    if not is_own_directory(directory):
+        return False
+    names = {path.name for path in directory.iterdir()}
+    return _ABOUT in names or names <= {f"{_ABOUT}.draft"}
 
 
 def _check_same(path: Path, about: dict[str, Any]) -> None:
@@ -64,6 +72,8 @@ def _check_same(path: Path, about: dict[str, Any]) -> None:
         found = json.loads(path.read_text())
     except ValueError as error:
         raise SourceError(f"is not JSON ({error})", file=path, remedy="run with --no-resume") from error
+    if not isinstance(found, dict):
+        raise SourceError("is no JSON object", file=path, remedy="run with --no-resume")
     different = sorted(key for key in about | found if about.get(key) != found.get(key))
     if different:
         key = different[0]

@@ -34,14 +34,17 @@ def begin_words(directory: Path, document: Mapping[str, Any], *, resume: bool) -
     Raises UsageError for one of another run, or of somebody else; without ``resume`` the former is emptied.
     """
     path = directory / BEGUN_NAME
-    if directory.exists() and not (is_own_directory(directory) and path.is_file()):
+    draft = path.with_name(f"{BEGUN_NAME}.draft")
+    if directory.is_symlink() or (directory.exists() and not _is_ours(directory)):
         raise UsageError("is there and not ours", file=directory, remedy="remove it, or choose another -o")
     with named_errors(directory):
         if directory.exists() and not resume:
             remove(directory)
-        if not directory.exists():
-            directory.mkdir(parents=True)
-            write_file(path, _text(document))
+        if not path.is_file():
+            directory.mkdir(parents=True, exist_ok=True)
+            draft.unlink(missing_ok=True)
+            write_file(draft, _text(document))
+            draft.rename(path)
     begun = read_json(path, what="a run that was begun has it")
     differs = next((key for key in {**document, **begun} if begun.get(key) != document.get(key)), None)
     if differs is not None:
@@ -50,6 +53,14 @@ def begin_words(directory: Path, document: Mapping[str, Any], *, resume: bool) -
             file=directory,
             remedy="repeat that run's command, choose another -o, or give --no-resume to begin anew",
         )
+
+
+def _is_ours(directory: Path) -> bool:
+    """Also one that was made and not begun: a run may be killed before it says what it is."""
+    if not is_own_directory(directory):
+        return False
+    names = {path.name for path in directory.iterdir()}
+    return BEGUN_NAME in names or names <= {f"{BEGUN_NAME}.draft"}
 
 
 def remove_words(directory: Path) -> None:

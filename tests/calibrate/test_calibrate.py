@@ -154,6 +154,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(tmp_path):
 def test_an_interrupted_run_of_other_tokens_is_refused(tmp_path):
     lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
     (tmp_path / "stats.safetensors.partial").mkdir()
+    (tmp_path / "stats.safetensors.partial" / "notes.txt").touch()
     with pytest.raises(UsageError, match="not ours"):
         run(tmp_path / "source", tmp_path / "stats.safetensors")
     (tmp_path / "stats.safetensors.partial" / "about.json").write_text('{"tokens": "other"}')

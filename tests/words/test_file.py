@@ -133,3 +133,10 @@ def test_an_aborted_file_leaves_nothing(tmp_path):
     writer.add(ONE, words_of(0, 16))
     writer.abort()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_killed_before_it_was_begun_is_no_obstacle(tmp_path):
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / f"{BEGUN_NAME}.draft").write_text("{")
+    begin_words(tmp_path / "words", RUN, resume=True)
+    assert json.loads((tmp_path / "words" / BEGUN_NAME).read_text()) == RUN

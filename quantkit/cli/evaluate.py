@@ -1,5 +1,6 @@
 """`quantkit evaluate`: how far do an output's predictions lie from its source's?"""
 
+import math
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -7,7 +8,7 @@ import typer
 
 from quantkit.cli import options as opt
 from quantkit.cli import running
-from quantkit.errors import VerificationError
+from quantkit.errors import UsageError, VerificationError
 
 
 def register(app: typer.Typer) -> None:
@@ -57,6 +58,11 @@ def evaluate(
     Example: quantkit evaluate ./GLM-5.2-FP8 ./glm-5.2-int4 --text book.txt --sequences 16 --report evaluation.html
     """
     running.check_running(text=text, tokens=tokens, length=length, dtype=dtype)
+    for option, limit in (("--max-kl", max_kl), ("--min-top1", min_top1)):
+        if limit is not None and math.isnan(limit):
+            raise UsageError(
+                f"{option} nan is no limit: nothing would miss it", remedy="give a number, or leave it out"
+            )
     running.require_models()
     if report is not None:
         from quantkit.cli.evaluate_page import PAGE_BEGIN

@@ -20,8 +20,8 @@ LAYERS = [
     {"transcode", "sources", "memory"},
     {"plan", "streaming"},
     {"verify", "calibrate", "evaluate"},
-    {"convert", "serving", "kv_scales"},
-    {"gptq"},
+    {"convert", "serving"},
+    {"gptq", "kv_scales"},
     {"cli"},
 ]
 RUN_MODELS = {"streaming", "calibrate", "evaluate", "gptq"}

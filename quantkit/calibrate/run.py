@@ -33,8 +33,7 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
     An interrupted run goes on behind the last layer that was done and gives the same bytes.
     """
     model, tokens = calibration.model, calibration.tokens
-    if calibration.output.exists():
-        raise UsageError("exists already", file=calibration.output, remedy="choose another -o, or remove it")
+    _check_output(calibration.output, model.checkpoint.directory)
     document = {
         "model": model_fingerprint(model.binding, model.family, model.checkpoint.config),
         "source": source_stamps(model.checkpoint),
@@ -49,6 +48,14 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
         join_statistics(calibration.output, work.parts(), model=str(document["model"]), about=about)
         work.remove()
     return summarize(open_statistics(calibration.output))
+
+
+def _check_output(output: Path, source: Path) -> None:
+    """In a source without an index, every safetensors file is one of its shards."""
+    if output.exists() or output.is_symlink():
+        raise UsageError("exists already", file=output, remedy="choose another -o, or remove it")
+    if output.resolve().is_relative_to(source.resolve()):
+        raise UsageError("lies in the source", file=output, remedy="choose a -o apart from it")
 
 
 def _run_layers(calibration: Calibration, work: Work, fingerprint: str) -> None:

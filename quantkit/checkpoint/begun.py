@@ -10,7 +10,7 @@ from typing import Any
 from quantkit.checkpoint.disk import is_own_directory, named_errors, remove, write_whole
 from quantkit.checkpoint.json_files import read_json
 from quantkit.checkpoint.locks import locked
-from quantkit.errors import UsageError
+from quantkit.errors import SourceError, UsageError
 
 _MOST_DIFFERENCES = 3
 _DIGEST_CHARACTERS = 64  # of a sha256
@@ -50,7 +50,11 @@ def _begin(path: Path, lock: int, document: Mapping[str, Any], *, resume: bool) 
             remove(inner)  # the document last: by it the rest is known
         if not path.exists():
             write_whole(path, json.dumps(document, indent=2, sort_keys=True).encode() + b"\n")
-    shown = differences_text(differences(read_json(path, what=WHY), document))
+    try:
+        begun = read_json(path, what=WHY)
+    except SourceError as error:
+        raise SourceError(error.message, file=path, remedy="give --no-resume to begin anew") from error
+    shown = differences_text(differences(begun, document))
     if shown:
         raise UsageError(
             f"holds work of a run that differs: {shown}",

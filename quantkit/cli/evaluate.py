@@ -1,5 +1,6 @@
 """`quantkit evaluate`: how far do an output's predictions lie from its source's?"""
 
+import math
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -7,7 +8,7 @@ import typer
 
 from quantkit.cli import options as opt
 from quantkit.cli import running
-from quantkit.errors import VerificationError
+from quantkit.errors import UsageError, VerificationError
 
 
 def register(app: typer.Typer) -> None:
@@ -59,6 +60,11 @@ def evaluate(
     options = running.TokenOptions(text=text, tokens=tokens, length=length, sequences=sequences)
     options.check()
     running.check_dtype(dtype)
+    for option, limit in (("--max-kl", max_kl), ("--min-top1", min_top1)):
+        if limit is not None and math.isnan(limit):
+            raise UsageError(
+                f"{option} nan is no limit: nothing would miss it", remedy="give a number, or leave it out"
+            )
     running.require_models()
     if report is not None:
         from quantkit.cli.evaluate_page import PAGE_BEGIN

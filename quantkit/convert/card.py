@@ -268,11 +268,22 @@ def _memory(plan: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} | {row['verdict']} |"
 
 
+def _kv_scales(manifest: Mapping[str, Any]) -> str:
+    scales = manifest.get("kv_scales")
+    if scales is None:
+        return "- FP8 KV scales are not part of this checkpoint."
+    return (
+        f"- FP8 KV scales are part of it ({scales['method']}, one for each {scales['per']}). Whether an engine uses "
+        "them, passes them over or computes wrong with them depends on its attention backend: `quantkit kv-scales` on "
+        "this directory says which."
+    )
+
+
 def _limits(manifest: Mapping[str, Any]) -> Iterator[str]:
     recipe = manifest["recipe"]
     yield "## Limits"
     yield ""
-    yield "- FP8 KV scales are not part of this checkpoint."
+    yield _kv_scales(manifest)
     yield "- Quality was not evaluated by this conversion, and no engine was started by it."
     if recipe["signed_scales"] and manifest["errors"] and recipe["scales"] == "search":
         yield "- Scales may be negative: what reads them as unsigned (Marlin with INT8 activations) computes nonsense."

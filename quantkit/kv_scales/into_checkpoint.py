@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.checkpoint.begun import WHY
-from quantkit.checkpoint.disk import named_errors, write_whole
-from quantkit.checkpoint.file_names import CONFIG_NAME, INDEX_NAME, MANIFEST_NAME, RUN_NAME
+from quantkit.checkpoint.disk import named_errors, write_file, write_whole
+from quantkit.checkpoint.file_names import CONFIG_NAME, INDEX_NAME, MANIFEST_NAME, README_NAME, RUN_NAME
 from quantkit.checkpoint.json_files import MOST_INDEX_BYTES, read_json
 from quantkit.checkpoint.output import OutputDirectory, check_target
 from quantkit.checkpoint.reader import copy_file
 from quantkit.checkpoint.source import Checkpoint
+from quantkit.convert.card import model_card
 from quantkit.errors import UsageError, VerificationError
 from quantkit.families.family import Family
 from quantkit.integrity.manifest import FileRecord, Manifest, read_manifest, record_of, write_json
@@ -66,8 +67,7 @@ def write_checkpoint(checkpoint: Checkpoint, family: Family, report: KvScaleRepo
             with named_errors(output.directory / name):
                 write_json(output.directory / name, document)
         records = {name: record_of(output.directory / name) for name in (SHARD_NAME, *documents)}
-        with named_errors(output.directory / MANIFEST_NAME):
-            write_json(output.directory / MANIFEST_NAME, _manifest(report, manifest, records))
+        _write_manifest(output.directory, _manifest(report, manifest), {**manifest.output_files, **records})
         _verify(output.directory, family, manifest)
         output.put_in_place()
 
@@ -87,7 +87,7 @@ def _check_ours(output: OutputDirectory) -> None:
 
 def _link_files(source: Path, target: Path, records: Mapping[str, FileRecord]) -> None:
     for name, record in records.items():
-        if name in (CONFIG_NAME, INDEX_NAME):
+        if name in (CONFIG_NAME, INDEX_NAME, README_NAME):
             continue
         path = (source / name).resolve()
         if not path.is_file() or path.stat().st_size != record.file_bytes:
@@ -112,14 +112,24 @@ def _documents(checkpoint: Checkpoint, report: KvScaleReport, manifest: Manifest
     }
 
 
-def _manifest(report: KvScaleReport, manifest: Manifest, records: Mapping[str, FileRecord]) -> dict[str, Any]:
+def _write_manifest(directory: Path, document: dict[str, Any], records: dict[str, FileRecord]) -> None:
+    """The card, which tells of the scales, and the manifest that names it with all other files."""
+    config = read_json(directory / CONFIG_NAME, what="it was just written")
+    with named_errors(directory / README_NAME):
+        write_file(directory / README_NAME, model_card(document, config).encode())
+    records[README_NAME] = record_of(directory / README_NAME)
+    document["output"]["files"] = {name: record.document() for name, record in sorted(records.items())}
+    with named_errors(directory / MANIFEST_NAME):
+        write_json(directory / MANIFEST_NAME, document)
+
+
+def _manifest(report: KvScaleReport, manifest: Manifest) -> dict[str, Any]:
+    """Its files are not named yet."""
     document: dict[str, Any] = deepcopy(dict(manifest.document))
     tensors = scale_tensors([one.scales for one in report.layers], report.kind)
     output = document["output"]
     output["num_tensors"] += len(tensors)
     output["tensor_bytes"] += sum(array.nbytes for array in tensors.values())
-    files = {**manifest.output_files, **records}
-    output["files"] = {name: record.document() for name, record in sorted(files.items())}
     added = added_document(
         SHARD_NAME, {name: array.shape for name, array in tensors.items()}, config_section(report.kind)
     )

@@ -67,7 +67,7 @@ def _check_together(request: KvScaleRequest, write: WriteRequest) -> None:
 
 def _write(resolved: ResolvedSource, report: KvScaleReport, write: WriteRequest) -> Path:
     if not write.into_checkpoint:
-        path = sidecar_path(write.output, resolved.name, report)
+        path = sidecar_path(write.output, resolved.name, report, resolved.checkpoint.directory)
         write_sidecar(path, report, tp=write.tp)
         return path
     target = write.output or Path(f"{resolved.name}-kv-scales")

@@ -21,14 +21,16 @@ _MARK = "quantkit_kv_scales"
 _SUFFIXES = {"sglang": ".json", "compressed-tensors": ".safetensors", "modelopt": ".safetensors"}
 
 
-def sidecar_path(output: Path | None, name: str, report: KvScaleReport) -> Path:
-    """Where it goes. Raises UsageError for what is there already, or has another kind of name."""
+def sidecar_path(output: Path | None, name: str, report: KvScaleReport, checkpoint: Path) -> Path:
+    """Where it goes. Raises UsageError for what is there already, in the checkpoint, or has another kind of name."""
     suffix = _SUFFIXES[report.kind.spelling]
     path = Path(f"{name}-kv-scales{suffix}") if output is None else output
     if path.suffix != suffix:
         raise UsageError(f"-o {path} is not the name of such a file", remedy=f"give a name that ends in {suffix}")
     if path.exists() or path.is_symlink():
         raise UsageError("exists already", file=path, remedy="choose another -o, or remove it")
+    if path.resolve().is_relative_to(checkpoint.resolve()):
+        raise UsageError("lies in the checkpoint", file=path, remedy="choose a -o apart from it")
     return path
 
 

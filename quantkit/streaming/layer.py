@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quantkit.errors import SourceError
+from quantkit.errors import SourceError, first_line
 from quantkit.streaming.experts import ExpertWeights, Recorder, Routing, Visit
 from quantkit.streaming.observer import Observer
 from quantkit.streaming.states import States
@@ -74,7 +74,15 @@ class StreamedLayer:
             options["past_key_values"] = tap
         if "prev_topk_indices" in options and states.carry is not None:
             options["prev_topk_indices"] = states.rows(states.carry, first, last).to(self.device)
-        answer = self.module(states.rows(states.hidden, first, last).to(self.device), **options)
+        hidden = states.rows(states.hidden, first, last).to(self.device)
+        try:
+            answer = self.module(hidden, **options)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise SourceError(
+                f"transformers cannot run it ({first_line(error)})",
+                tensor=self.name,
+                remedy="config.json does not fit the weights, or memory is short: run fewer tokens at a time",
+            ) from error
         if isinstance(answer, tuple):
             answer, carry = answer
             if carry is not None:

@@ -42,10 +42,15 @@ class StreamedModel:
     device: torch.device
     dtype: torch.dtype
     _calls: dict[tuple[int, int], list[Mapping[str, Any]]] = field(default_factory=dict)
+    # asked by the thread that loads ahead, while another records calls with other layers in their place
+    _layer_classes: tuple[type[nn.Module], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._layer_classes = tuple(type(layer) for layer in self.skeleton.model.layers)
 
     @property
     def num_layers(self) -> int:
-        return len(self.skeleton.model.layers)
+        return len(self._layer_classes)
 
     @property
     def hidden_size(self) -> int:
@@ -80,7 +85,7 @@ class StreamedModel:
     def layer(self, index: int) -> StreamedLayer:
         """Load one layer without its experts, which is alive as long as the caller holds it. Any thread may do it."""
         with torch.device("meta"):
-            module = type(self.skeleton.model.layers[index])(self.skeleton.config, index).eval()
+            module = self._layer_classes[index](self.skeleton.config, index).eval()
         name = f"{self.root}layers.{index}"
         for inner, slot in _slots(module):
             if inner.startswith(_EXPERTS):

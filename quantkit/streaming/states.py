@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quantkit.checkpoint.disk import free_bytes, named_errors
-from quantkit.errors import ResourceError
+from quantkit.errors import ResourceError, SourceError
 from quantkit.machine import bytes_text
 
 _CARRY = "carry"
@@ -39,8 +39,21 @@ class States:
 
     @property
     def hidden(self) -> Tensor:
-        """Input of the next layer."""
-        return self.store(f"states-{self.layer % 2}", width=self.width, dtype=self.dtype)
+        """Input of the next layer. Raises SourceError where an earlier run's is not there any more."""
+        name = f"states-{self.layer % 2}"
+        if self.layer and self.directory is not None and name not in self._stores:
+            self._check_there(self.directory / f"{name}.bin")
+        return self.store(name, width=self.width, dtype=self.dtype)
+
+    def _check_there(self, path: Path) -> None:
+        """Unless it is whole: a new one would hold zeros."""
+        needed = self.num_tokens * self.width * self.dtype.itemsize
+        if not path.is_file() or path.stat().st_size != needed:
+            raise SourceError(
+                f"is not there with the {needed:,} bytes that {self.layer} layers have left",
+                file=path,
+                remedy="give --no-resume to begin anew",
+            )
 
     @property
     def after(self) -> Tensor:

@@ -151,15 +151,51 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(tmp_path):
     assert not (tmp_path / "stats.safetensors.partial").exists()
 
 
+def interrupt(_, done):
+    """As soon as a layer is done."""
+    if done:
+        raise KeyboardInterrupt
+
+
+def test_a_second_run_is_refused_while_the_first_one_works(tmp_path):
+    lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
+    output, refused = tmp_path / "stats.safetensors", []
+
+    def meanwhile(_, done):
+        with pytest.raises(UsageError, match="is being written by another run"):
+            run(tmp_path / "source", output, resume=bool(refused))
+        refused.append(done)
+
+    run(tmp_path / "source", output, report_progress=meanwhile)
+    run(tmp_path / "source", tmp_path / "alone.safetensors")
+    assert len(refused) == 3
+    assert output.read_bytes() == (tmp_path / "alone.safetensors").read_bytes()
+
+
+def test_an_interrupted_run_does_not_go_on_with_another_source(tmp_path):
+    """Of the same norms: a fingerprint does not tell the two apart."""
+    tiny = lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "source", tmp_path / "stats.safetensors", report_progress=interrupt)
+    name = "model.layers.1.mlp.shared_experts.up_proj.weight"
+    tiny.put(name, tiny.tensor(name).roll(1, 0))
+    tiny.write()
+    with pytest.raises(UsageError, match=r"a run that differs: source\.model-0"):
+        run(tmp_path / "source", tmp_path / "stats.safetensors")
+
+
 def test_an_interrupted_run_of_other_tokens_is_refused(tmp_path):
     lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
     (tmp_path / "stats.safetensors.partial").mkdir()
     (tmp_path / "stats.safetensors.partial" / "mine").touch()
     with pytest.raises(UsageError, match="not ours"):
         run(tmp_path / "source", tmp_path / "stats.safetensors")
-    (tmp_path / "stats.safetensors.partial" / "about.json").write_text('{"tokens": "other"}')
-    with pytest.raises(UsageError, match="a run that differs: tokens was"):
-        run(tmp_path / "source", tmp_path / "stats.safetensors")
+    (tmp_path / "stats.safetensors.partial" / "mine").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "source", tmp_path / "stats.safetensors", report_progress=interrupt)
+    few = Tokens(ids_NS=IDS[:2].numpy())
+    with pytest.raises(UsageError, match=r"tokens was .6 x 16, sha256 \w{12}. and is .2 x 16, sha256 \w{12}."):
+        calibrate(Calibration(model=streamed(tmp_path / "source"), tokens=few, output=tmp_path / "stats.safetensors"))
     run(tmp_path / "source", tmp_path / "stats.safetensors", resume=False)
     assert (tmp_path / "stats.safetensors").is_file()
 

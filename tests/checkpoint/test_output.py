@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quantkit.checkpoint import disk
+from quantkit.checkpoint import disk, locks
 from quantkit.checkpoint import output as module
 from quantkit.checkpoint.output import WORK_NAME, OutputDirectory, check_target
 from quantkit.errors import ResourceError, UsageError
@@ -59,7 +59,7 @@ def test_an_error_before_the_work_leaves_nothing(tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
     with pytest.raises(ResourceError, match="No space"), OutputDirectory(tmp_path / "x" / "out"):
         pass
     assert list(tmp_path.iterdir()) == []
@@ -181,7 +181,7 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
     with pytest.raises(ResourceError, match="cannot be locked") as caught, OutputDirectory(tmp_path / "out"):
         pass
     assert "with locks" in caught.value.remedy

@@ -121,3 +121,36 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(source, tmp_path):
         assert first.exists()
         calibrated(*command[1:])
     assert output.read_bytes() == whole.read_bytes()
+
+
+def test_a_run_killed_before_it_was_begun_is_no_obstacle(source, tmp_path):
+    (tmp_path / "s.safetensors.partial").mkdir()
+    (tmp_path / "s.safetensors.partial" / "begun.json.draft").write_text("{")
+    calibrated(source, "--tokens", tokens(tmp_path), "-o", tmp_path / "s.safetensors")
+    assert not (tmp_path / "s.safetensors.partial").exists()
+
+
+@pytest.mark.parametrize(("content", "code"), [("[1]", 3), ("{", 3), ('{"model": 1}', 2)])
+def test_what_an_earlier_run_says_of_itself_is_not_believed(source, tmp_path, content, code):
+    partial = tmp_path / "s.safetensors.partial"
+    partial.mkdir()
+    (partial / "begun.json").write_text(content)
+    error = refusal("calibrate", source, "--tokens", tokens(tmp_path), "-o", tmp_path / "s.safetensors")
+    assert error.exit_code == code
+    assert "--no-resume" in error.remedy
+
+
+def test_somebody_elses_directory_or_link_is_left_alone(source, tmp_path):
+    partial = tmp_path / "s.safetensors.partial"
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "begun.json").write_text("{}")
+    partial.symlink_to(tmp_path / "theirs")
+    arguments = ["calibrate", source, "--tokens", tokens(tmp_path), "-o", tmp_path / "s.safetensors", "--no-resume"]
+    assert refusal(*arguments).exit_code == 2
+    assert (tmp_path / "theirs" / "begun.json").exists()
+
+
+def test_statistics_do_not_go_into_the_source(source, tmp_path):
+    error = refusal("calibrate", source, "--tokens", tokens(tmp_path), "-o", source / "s.safetensors")
+    assert error.exit_code == 2
+    assert not list(source.glob("s.*"))

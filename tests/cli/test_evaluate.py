@@ -186,3 +186,10 @@ def test_a_threshold_that_cannot_be_meant_is_refused(pair, tmp_path):
         result = run("evaluate", *pair, "--tokens", tokens(tmp_path), *option)
         assert result.returncode == 2
         assert re.search(option[0], result.stderr)
+
+
+@pytest.mark.parametrize("option", ["--max-kl", "--min-top1"])
+def test_a_limit_that_nothing_misses_is_refused(pair, tmp_path, option):
+    error = refusal(*pair, "--tokens", tokens(tmp_path), option, "nan")
+    assert error.exit_code == 2
+    assert option in str(error)

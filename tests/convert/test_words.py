@@ -17,7 +17,7 @@ from quantkit.recipe import override
 from quantkit.sources import resolve_source
 from quantkit.transcode import search_values
 from quantkit.verify.verify import verify_output
-from quantkit.words import WordsWriter, begin_words, finish_words, open_words
+from quantkit.words import WordsWriter, finish_words, open_words
 from tests.convert.helpers import convert as convert_alone
 from tests.convert.helpers import directory_bytes, load_output
 
@@ -39,7 +39,7 @@ def shapes_of(plan):
 def written(directory, plan, values, *, searched=()):
     """Words of these float32 weights by the search, one code of each changed where it does little."""
     document = {"method": plan.recipe.method, "by": "quantkit", "parameters": {"scales": "search"}}
-    begin_words(directory, document, resume=True)
+    directory.mkdir()
     writer = WordsWriter(directory / "all.safetensors", {m: w.shape for m, w in values.items()}, group_size=GROUP)
     for module, weight_RC in values.items():
         codes_RC, scale_RG = search_values(weight_RC, group_size=GROUP, signed=True, moments_C=None)

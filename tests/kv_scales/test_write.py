@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from quantkit.checkpoint.source import open_checkpoint
+from quantkit.convert.card import read_card
 from quantkit.engines.launch import Launch
 from quantkit.errors import QuantkitError, UsageError, VerificationError
 from quantkit.kv_scales import into_checkpoint
@@ -141,6 +142,15 @@ def test_a_sidecar_takes_no_place_that_is_none(name, converted, tmp_path):
     assert not list(tmp_path.glob("*.draft"))
 
 
+def test_a_sidecar_lies_in_no_checkpoint(converted, tmp_path):
+    """Published, it would be a file that no manifest names; without an index, a shard."""
+    output, statistics, _ = converted
+    before = directory_bytes(output)
+    with pytest.raises(UsageError, match="lies in the checkpoint"):
+        run(output, statistics, write={"output": output / "kv.safetensors"})
+    assert directory_bytes(output) == before
+
+
 def test_a_copy_of_the_output_holds_the_scales_and_is_verified(converted, tmp_path):
     output, statistics, source = converted
     before = directory_bytes(output)
@@ -163,6 +173,15 @@ def test_a_copy_of_the_output_holds_the_scales_and_is_verified(converted, tmp_pa
     stored = report_of(tmp_path / "kv").stored
     assert len(stored) == 4
     assert not (tmp_path / "kv" / ".quantkit").exists()
+
+
+def test_the_card_of_a_copy_tells_of_the_scales(converted, tmp_path):
+    output, statistics, _ = converted
+    into(output, statistics, tmp_path / "copy")
+    card = (tmp_path / "copy" / "README.md").read_text()
+    assert card == read_card(tmp_path / "copy")
+    assert "FP8 KV scales are part of it (absmax, one for each tensor)" in card
+    assert "are not part of this checkpoint" in (output / "README.md").read_text()
 
 
 def test_files_that_do_not_change_are_links_or_copies(converted, tmp_path, monkeypatch):
@@ -239,8 +258,8 @@ def test_a_conversion_of_the_same_name_is_not_thrown_away(converted, tmp_path):
 
 def test_a_damaged_output_is_not_copied(converted, tmp_path):
     output, statistics, _ = converted
-    with (output / "README.md").open("a") as stream:
-        stream.write("x")
+    with (output / "model-00001-of-00002.safetensors").open("ab") as stream:
+        stream.write(b"x")
     with pytest.raises(VerificationError, match="is not the file that the manifest names"):
         into(output, statistics, tmp_path / "kv")
     assert not (tmp_path / "kv").exists()

@@ -7,6 +7,7 @@ from quantkit.checkpoint.source import open_checkpoint
 from quantkit.errors import ResourceError, SourceError
 from quantkit.families import family_of
 from quantkit.streaming import layer as layer_module
+from quantkit.streaming import model as model_module
 from quantkit.streaming import open_model, open_states, state_bytes
 from tests.streaming.models import CLASSES, lively_checkpoint, whole_model
 
@@ -97,6 +98,14 @@ def test_dense_models_equal_transformers(tmp_path, model_type, tied):
     assert_equal_logits(expected, streamed_logits(tmp_path / "source"), rel_rms=2e-5)
 
 
+def test_a_config_that_does_not_fit_is_no_traceback(tmp_path):
+    tiny = lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
+    tiny.config["num_experts_per_tok"] = 9
+    tiny.write_config()
+    with pytest.raises(SourceError, match=r"model\.layers\.1: transformers cannot run it"):
+        streamed_logits(tmp_path / "source")
+
+
 def test_a_missing_weight_is_named(tmp_path):
     tiny = lively_checkpoint(tmp_path / "source", "glm4_moe")
     tiny.remove("model.layers.1.self_attn.q_norm.weight")
@@ -135,3 +144,28 @@ def test_states_take_the_room_that_is_asked_for(tmp_path, dtype):
     sizes = {path.stem: path.stat().st_size for path in (tmp_path / "work").iterdir()}
     routing = sizes.pop("chosen") + sizes.pop("factors")  # a few numbers a token
     assert sum(sizes.values()) == state_bytes(IDS.numel(), 256, dtype) > 10 * routing
+
+
+def test_a_layer_is_loaded_while_another_thread_records_calls(tmp_path, monkeypatch):
+    """Recording exchanges the skeleton's layers for a moment; the loader ahead must not see that."""
+    lively_checkpoint(tmp_path / "source", "kimi_k2")
+    model = opened(tmp_path / "source")
+    loaded = []
+
+    def forward(self, hidden, **options):
+        loaded.append(model.layer(1).name)
+        self.options = options
+        return hidden
+
+    monkeypatch.setattr(model_module._Call, "forward", forward)
+    model.layer(0).arguments(2, 4)
+    assert loaded == ["model.layers.1"] * model.num_layers
+
+
+@pytest.mark.parametrize("content", [None, b"short"])
+def test_states_that_a_resumed_run_needs_are_not_made_up(tmp_path, content):
+    if content is not None:
+        (tmp_path / "states-1.bin").write_bytes(content)
+    states = open_states(2, 4, 8, dtype=torch.float32, directory=tmp_path, layer=1)
+    with pytest.raises(SourceError, match=r"states-1\.bin.*256 bytes"):
+        _ = states.hidden

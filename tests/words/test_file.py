@@ -1,16 +1,14 @@
 """Words on their way into an output: what is written is read in rows, and nothing else is believed."""
 
-import json
 import os
 
 import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from quantkit.errors import SourceError, UsageError
+from quantkit.errors import SourceError
 from quantkit.numerics.packing import Int4Words, pack_int4
-from quantkit.words import WordsWriter, begin_words, finish_words, has_words, open_words
-from quantkit.words.file import BEGUN_NAME
+from quantkit.words import WordsWriter, finish_words, open_words
 
 ONE, TWO = "model.layers.3.mlp.experts.0.up_proj", "model.layers.3.mlp.experts.1.up_proj"
 SHAPES = {ONE: (16, 64), TWO: (8, 64)}
@@ -25,7 +23,7 @@ def words_of(seed, num_rows):
 
 
 def write(directory, *, searched=(), change=None):
-    begin_words(directory, RUN, resume=True)
+    directory.mkdir()
     writer = WordsWriter(directory / "layer-3.safetensors", SHAPES, group_size=32)
     for seed, (module, (num_rows, _)) in enumerate(SHAPES.items()):
         words = words_of(seed, num_rows)
@@ -99,33 +97,6 @@ def test_a_file_more_or_less_is_refused(tmp_path):
     path.rename(tmp_path / "elsewhere")
     with pytest.raises(SourceError, match="other files"):
         open_words(tmp_path / "words")
-
-
-def test_a_run_goes_on_with_its_own_words_and_with_no_other(tmp_path):
-    directory = tmp_path / "words"
-    begin_words(directory, RUN, resume=True)
-    assert not has_words(directory)
-    (directory / "layer-0.safetensors").write_bytes(b"done")
-    begin_words(directory, RUN, resume=True)
-    assert (directory / "layer-0.safetensors").exists()
-    with pytest.raises(UsageError, match='differs: tokens was "abc" and is "other"'):
-        begin_words(directory, RUN | {"tokens": "other"}, resume=True)
-    begin_words(directory, RUN, resume=False)
-    assert {path.name for path in directory.iterdir()} == {BEGUN_NAME}
-    assert json.loads((directory / BEGUN_NAME).read_text()) == RUN
-
-
-def test_what_is_somebody_elses_is_left_alone(tmp_path):
-    (tmp_path / "words").mkdir()
-    (tmp_path / "words" / "mine").touch()
-    for resume in (True, False):
-        with pytest.raises(UsageError, match="not ours"):
-            begin_words(tmp_path / "words", RUN, resume=resume)
-    assert (tmp_path / "words" / "mine").exists()
-    (tmp_path / "link").symlink_to(tmp_path / "words")
-    (tmp_path / "words" / BEGUN_NAME).write_text(json.dumps(RUN))
-    with pytest.raises(UsageError, match="not ours"):
-        begin_words(tmp_path / "link", RUN, resume=False)
 
 
 def test_an_aborted_file_leaves_nothing(tmp_path):

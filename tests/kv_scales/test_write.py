@@ -30,6 +30,7 @@ STATIC = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": Tru
 def converted(tiny_checkpoint, tmp_path):
     """An INT4 output with grouped-query attention, its statistics, and its source."""
     source = tiny_checkpoint(model_type="glm4_moe")
+    (source.directory / "generation_config.json").write_text("{}")
     convert(source.directory, tmp_path / "int4")
     calibrated(tmp_path / "int4", tmp_path / "s.safetensors", sigmas={"k": 250.0})
     return tmp_path / "int4", tmp_path / "s.safetensors", source
@@ -258,7 +259,7 @@ def test_a_conversion_of_the_same_name_is_not_thrown_away(converted, tmp_path):
 
 def test_a_damaged_output_is_not_copied(converted, tmp_path):
     output, statistics, _ = converted
-    with (output / "model-00001-of-00002.safetensors").open("ab") as stream:
+    with (output / "generation_config.json").open("ab") as stream:
         stream.write(b"x")
     with pytest.raises(VerificationError, match="is not the file that the manifest names"):
         into(output, statistics, tmp_path / "kv")

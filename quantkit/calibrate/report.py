@@ -100,11 +100,11 @@ def _cache(statistics: Statistics, names: list[str]) -> Iterator[CachePart]:
         if not name.endswith(HISTOGRAM) or f"{dot}{part}" not in (KEY, VALUE, LATENT, ROPE):
             continue
         histogram_RB = cast(NDArray[np.int64], statistics.read(name))
-        largest_R = statistics.read(f"{attention}.{part}{LARGEST}")
+        largest = float(statistics.read(f"{attention}.{part}{LARGEST}").max())
         yield CachePart(
             attention=attention,
             part=part,
             num_rows=len(histogram_RB),
-            largest=float(largest_R.max()),
-            quantiles=tuple(quantile(histogram_RB.sum(0), fraction) for fraction in QUANTILES),
+            largest=largest,
+            quantiles=tuple(min(quantile(histogram_RB.sum(0), fraction), largest) for fraction in QUANTILES),
         )

@@ -39,7 +39,10 @@ class Inputs:
         is_given = self.tokens.is_given or self.streaming
         if method == "search":
             if is_given:
-                raise UsageError("the search sees no inputs", remedy="give --method gptq or awq, or no text")
+                what = "--streaming" if self.streaming else "a text or tokens"
+                raise UsageError(
+                    f"{what} without --method: the search sees no inputs", remedy=f"give --method gptq, or no {what}"
+                )
             return
         if not is_alone:
             raise UsageError(

@@ -25,9 +25,13 @@ def kv_scales(
         typer.Option("--method", metavar="absmax|percentile|mse|unit", help="How scales are chosen [default: absmax]."),
     ] = None,
     percentile: Annotated[
-        float,
-        typer.Option("--percentile", metavar="SHARE", help="Per cent that are not clipped, of --method percentile."),
-    ] = 99.99,
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--percentile",
+            metavar="SHARE",
+            help="Per cent that are not clipped, of --method percentile [default: 99.99].",
+        ),
+    ] = None,
     per: Annotated[str, typer.Option("--per", metavar="tensor|head", help="What shares a scale.")] = "tensor",
     spelling: Annotated[
         Optional[str],  # noqa: UP045

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from quantkit.engines.kv_use import KV_SCOPES, KV_SPELLINGS
 from quantkit.errors import UsageError
-from quantkit.kv_scales.choose import METHODS, check_percentile
+from quantkit.kv_scales.choose import DEFAULT_PERCENTILE, METHODS, check_percentile
 from quantkit.kv_scales.make import KvScaleRequest
 
 _Word = TypeVar("_Word", bound=str)
@@ -17,12 +17,15 @@ def requests_of(
     *,
     statistics: Path | None,
     method: str | None,
-    percentile: float,
+    percentile: float | None,
     per: str,
     spelling: str | None,
     write_to: str,
 ) -> tuple[KvScaleRequest, bool]:
     """What is asked for, and whether it goes into a checkpoint. Raises UsageError for a word that is not known."""
+    if percentile is not None and method != "percentile":
+        raise UsageError("--percentile is of --method percentile", remedy="give that, or leave --percentile out")
+    percentile = DEFAULT_PERCENTILE if percentile is None else percentile
     check_percentile(percentile)
     request = KvScaleRequest(
         statistics=statistics,

@@ -66,6 +66,10 @@ def _show_bounds(report: KvScaleReport) -> None:
 
 
 def _of_rope(report: KvScaleReport) -> str:
+    largest = max((part.absmax for one in report.layers for part in one.parts if part.part == "rope"), default=None)
+    if largest is not None:
+        verdict = "does not clip" if largest <= E4M3_MAX else "clips"
+        return f"the rope part has no norm: at scale 1.0 its largest value here, {largest:.4g}, {verdict}"
     if report.kind.attention is Attention.SPARSE:
         return "the rope part has no norm: packed rows keep it in BF16; in flat FP8 rows only data bounds it (--stats)"
     return "the rope part has no norm: only data bounds it (--stats)"

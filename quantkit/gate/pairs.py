@@ -113,10 +113,18 @@ def _check_paired(
     first = (alone[0] or alone[1])[0]
     raise SourceError(
         f"{num_unpaired:,} samples have no pair: {counts}; the first is id {first.id} of "
-        f"{key_name((first.task, first.filter))}",
+        f"{key_name((first.task, first.filter))}{_other_tasks(sides)}",
         file=first.place,
         remedy="evaluate both on the same questions, or compare what both have with --allow-unpaired",
     )
+
+
+def _other_tasks(sides: Sequence[Mapping[Key, Mapping[str, Sample]]]) -> str:
+    """Where no task is on both sides, it is likely a name that differs."""
+    names = [sorted({key_name(key) for key, samples in side.items() if samples}) for side in sides]
+    if set(names[0]) & set(names[1]):
+        return ""
+    return f" (tasks of the one: {', '.join(names[0][:3])}; of the other: {', '.join(names[1][:3])})"
 
 
 def _alone(one: Mapping[Key, Mapping[str, Sample]], other: Mapping[Key, Mapping[str, Sample]]) -> list[Sample]:

@@ -1,9 +1,9 @@
 """A scale from histograms: largest value, percentile, or least squared error. What is stored is the value over it.
 
-``absmax``: the largest value becomes 448. ``percentile``: that share of the values, of each part by itself, does not
-clip. ``mse``: the candidate with the least squared error of all values, by the histogram; 1.0 stands before the others,
-so that it is taken where none is better, then the scale of the largest value and 32 smaller ones, an eighth of an
-octave apart. ``unit``: 1.0.
+``absmax``: the largest value becomes 448. ``percentile``: that share of the values other than zero, of each part by
+itself, does not clip. ``mse``: the candidate with the least squared error of all values, by the histogram; 1.0 stands
+before the others, so that it is taken where none is better, then the scale of the largest value and 32 smaller ones, an
+eighth of an octave apart. ``unit``: 1.0.
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,15 @@ def choose_scale(parts: Sequence[Observed], method: Method, percentile: float) -
         return np.float32(1.0)
     absmax = max(part.absmax for part in parts)
     if method == "percentile":
-        return scale_for(max(min(quantile(part.all_heads(), percentile / 100), part.absmax) for part in parts))
+        return scale_for(max(_percentile(part, percentile) for part in parts))
     return scale_for(absmax) if method == "absmax" else _least_error(parts, scale_for(absmax))
+
+
+def _percentile(part: Observed, percentile: float) -> float:
+    """Of what is not zero: zeros take any scale."""
+    counts_B = part.all_heads().copy()
+    counts_B[0] = 0
+    return min(quantile(counts_B, percentile / 100), part.absmax) or part.absmax
 
 
 def scales_of_heads(part: Observed, method: Method, percentile: float) -> NDArray[np.float32]:

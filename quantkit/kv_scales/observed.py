@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from quantkit.errors import SourceError
 from quantkit.families.kv_shape import HeadKv, KvShape, LatentKv
-from quantkit.numerics.magnitudes import NUM_BINS
+from quantkit.numerics.magnitudes import NUM_BINS, bins_of
 from quantkit.statistics.file import Statistics
 from quantkit.statistics.names import HISTOGRAM, KEY, LARGEST, LATENT, ROPE, TILE, VALUE
+
+_MOST_COUNTS = 1 << 52  # in one bin: sums of all stay exact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +69,19 @@ def _read(statistics: Statistics, name: str, rows: int) -> Observed:
     for leaf, array, shape in ((HISTOGRAM, histogram, (rows, NUM_BINS)), (LARGEST, absmax, (rows,))):
         if array.shape != shape:
             _fail(statistics, name + leaf, f"has shape {list(array.shape)}, and this model has {list(shape)}")
-    if histogram.dtype != np.int64:
+    if histogram.dtype != np.int64 or (histogram > _MOST_COUNTS).any():
         _fail(statistics, name + HISTOGRAM, "holds no counts")
+    if absmax.dtype != np.float32:
+        _fail(statistics, name + LARGEST, "holds no magnitudes")
     empty = np.flatnonzero((histogram.sum(axis=1) == 0) | (absmax == 0))
     if empty.size:
         _fail(statistics, name + HISTOGRAM, f"row {empty[0]} saw no value other than 0: a scale would be 0")
+    highest = NUM_BINS - 1 - (histogram[:, ::-1] > 0).argmax(axis=1)
+    wrong = np.flatnonzero(bins_of(absmax.astype(np.float32)) != highest)
+    if wrong.size:
+        _fail(
+            statistics, name + LARGEST, f"row {wrong[0]}: its largest value is not in the highest bin that counts any"
+        )
     return Observed(
         part=name.rpartition(".")[2],
         histogram_HB=cast(NDArray[np.int64], histogram),

@@ -91,7 +91,7 @@ def _encode(text: str, model: Path) -> list[int]:
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
         raise SourceError(
-            f"has no tokenizer that transformers builds without its own code ({first_line(error)})",
+            f"has no tokenizer that transformers builds without its own code ({first_line(error).rstrip(' :')})",
             file=model,
             remedy=_MAKE_TOKENS,
         ) from error

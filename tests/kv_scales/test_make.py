@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from quantkit.errors import SourceError, UsageError
+from quantkit.numerics.magnitudes import bins_of
 from tests.kv_scales.helpers import calibrated, report_of
 
 
@@ -95,10 +96,38 @@ def test_mse_takes_one_where_nothing_is_better(tiny_checkpoint, tmp_path):
             array[:] = 0 if name.endswith("histogram") else 2.0
             if name.endswith("histogram"):
                 array[:, 5] = 3  # magnitudes of about 2**-31
+                array[:, bins_of(np.array([2.0], np.float32))] = 1
 
     calibrated(source, tmp_path / "s.safetensors", change=all_tiny)
     report = report_of(source, statistics=tmp_path / "s.safetensors", method="mse")
     assert report.is_unit
+
+
+def test_zeros_say_nothing_of_a_percentile(tiny_checkpoint, tmp_path):
+    """A head that is nearly always off would have a scale of next to nothing, and clip whenever it is on."""
+    source = tiny_checkpoint(model_type="glm4_moe").directory
+    calibrated(source, tmp_path / "plain.safetensors")
+
+    def mostly_off(arrays):
+        for name, array in arrays.items():
+            if name.endswith("histogram"):
+                array[:, 0] += 1 << 40
+
+    calibrated(source, tmp_path / "s.safetensors", change=mostly_off)
+    expected, got = (
+        report_of(source, statistics=tmp_path / name, method="percentile", percentile=99.0)
+        for name in ("plain.safetensors", "s.safetensors")
+    )
+    for one, other in zip(expected.layers, got.layers, strict=True):
+        assert one.scales.k.tolist() == other.scales.k.tolist()
+
+
+def hardly_anything(arrays):
+    """Values below every bin."""
+    arrays[V1 + "absmax"][:] = 1e-38
+    counts = arrays[V1 + "histogram"]
+    counts[:] = 0
+    counts[:, 0] = 5
 
 
 V1 = "model.layers.1.self_attn.v_"
@@ -120,7 +149,10 @@ V1 = "model.layers.1.self_attn.v_"
         (lambda a: a.update({V1 + "absmax": a[V1 + "absmax"][:1]}), r"has shape \[1\], and this model has \[2\]"),
         (lambda a: a.update({V1 + "histogram": a[V1 + "histogram"][:, :9]}), r"has shape \[2, 9\]"),
         (lambda a: a.update({V1 + "histogram": a[V1 + "histogram"].astype(np.float32)}), "holds no counts"),
-        (lambda a: a[V1 + "absmax"].__setitem__(slice(None), 1e-38), "gives no scale"),
+        (hardly_anything, "gives no scale"),
+        (lambda a: a[V1 + "absmax"].__setitem__(1, 3e38), "row 1: its largest value is not in the highest bin"),
+        (lambda a: a[V1 + "histogram"].__setitem__((0, 9), 1 << 61), "holds no counts"),
+        (lambda a: a.update({V1 + "absmax": a[V1 + "absmax"].astype(np.int64)}), "holds no magnitudes"),
     ],
 )
 def test_statistics_that_give_no_scale_are_refused_by_layer(change, words, tiny_checkpoint, tmp_path):

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from quantkit.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 @pytest.mark.slow
@@ -59,6 +61,22 @@ def test_wheel_holds_both_packages_recipes_and_schemas(tmp_path, monkeypatch):
     assert not [name for name in names if name.startswith(("tests", "scripts", "kernels"))]
 
 
+def test_the_example_of_a_file_of_tokens_runs(tmp_path, monkeypatch):
+    """With a tokenizer for which every byte is a token."""
+    from transformers import PreTrainedTokenizerFast
+
+    from quantkit.streaming import read_tokens
+
+    alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    made = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    monkeypatch.chdir(tmp_path)
+    exec(PYTHON[0], {"tokenizer": PreTrainedTokenizerFast(tokenizer_object=made), "text": "abcde" * 1000})
+    tokens = read_tokens(tmp_path / "ids.safetensors", vocabulary=256)
+    assert tokens.ids_NS.shape == (2, 2048)
+    assert tokens.ids_NS[0, :6].tolist() == [alphabet[letter] for letter in "abcdea"]
+
+
 @pytest.mark.slow
 def test_the_python_examples_run(tmp_path, monkeypatch):
     """On a tiny checkpoint, and on a CPU."""
@@ -71,7 +89,7 @@ def test_the_python_examples_run(tmp_path, monkeypatch):
     source = write_checkpoint(tmp_path / "source")
     convert(source.directory, tmp_path / "glm-5.2-int4")
     monkeypatch.chdir(tmp_path)
-    whole_model, weight_alone = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    _, whole_model, weight_alone = PYTHON
     names: dict[str, object] = {}
     exec(whole_model.replace('device="cuda"', 'device="cpu"'), names)
     model = names["model"]

@@ -190,6 +190,6 @@ def test_a_threshold_that_cannot_be_meant_is_refused(pair, tmp_path):
 
 @pytest.mark.parametrize("option", ["--max-kl", "--min-top1"])
 def test_a_limit_that_nothing_misses_is_refused(pair, tmp_path, option):
-    error = refusal(*pair, "--tokens", tokens(tmp_path), option, "nan")
+    error = refused(*pair, "--tokens", tokens(tmp_path), option, "nan")
     assert error.exit_code == 2
     assert option in str(error)

@@ -53,7 +53,8 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
 def _check_output(output: Path, source: Path) -> None:
     """In a source without an index, every safetensors file is one of its shards."""
     if output.exists() or output.is_symlink():
-        raise UsageError("exists already", file=output, remedy="choose another -o, or remove it")
+        rest = f" (and {work_of(output).name}, which its making has left)" if work_of(output).exists() else ""
+        raise UsageError("exists already", file=output, remedy=f"choose another -o, or remove it{rest}")
     if output.resolve().is_relative_to(source.resolve()):
         raise UsageError("lies in the source", file=output, remedy="choose a -o apart from it")
 

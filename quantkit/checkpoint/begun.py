@@ -34,7 +34,12 @@ def run_directory(directory: Path, document: Mapping[str, Any], *, resume: bool)
         lock = locked(directory, exclusive=True)
     try:
         _begin(path, lock, document, resume=resume)
-        yield
+        try:
+            yield
+        except BaseException as error:
+            if directory.exists():
+                error.add_note(f"{directory}: what is finished is kept there, and the same command goes on")
+            raise
     finally:
         os.close(lock)
 

@@ -99,6 +99,7 @@ def convert_document(
         "source_bytes": report.plan.checkpoint.num_bytes,
         "errors": [class_document(one) for one in report.classes],
         "importance": None if importance is None else importance_document(importance, report.gains),
+        "calibration": None if report.calibration is None else _calibration_document(report),
         "findings": [_finding_document(finding) for finding in report.findings],
         "limits": None if report.plan.partial is None else report.plan.partial.document(),
         "warnings": list(report.plan.warnings),
@@ -107,6 +108,20 @@ def convert_document(
         "encoded_bytes": report.encoded_bytes,
         "encode_cpu_seconds": report.encode_seconds,
         "published": None if published is None else asdict(published),
+    }
+
+
+def _calibration_document(report: ConvertReport) -> dict[str, Any]:
+    """By which method over how many tokens, and how many weights it chose."""
+    assert report.calibration is not None
+    seen = report.plan.recipe.calibration
+    assert seen is not None
+    return {
+        "method": report.plan.recipe.method,
+        "by": report.calibration["by"],
+        "tokens": {"sha256": seen.tokens, "num_sequences": seen.sequences, "length": seen.length},
+        "num_calibrated": report.calibration["num_calibrated"],
+        "num_searched": report.calibration["num_searched"],
     }
 
 

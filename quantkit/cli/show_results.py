@@ -6,6 +6,7 @@ from pathlib import Path
 from quantkit.cli import documents, render
 from quantkit.cli.show_importance import show_gains, show_importance
 from quantkit.cli.show_loading import show_loading
+from quantkit.cli.summary import calibration_text
 from quantkit.cli.summary_file import add_summary
 from quantkit.convert.convert import ConvertReport
 from quantkit.convert.publish import PublishReport
@@ -62,6 +63,8 @@ def _show_new(report: ConvertReport) -> None:
     if plan.importance is not None:
         show_importance(plan.importance)
         show_gains(report.gains)
+    if report.calibration is not None:
+        render.show_line(calibration_text(documents.convert_document(report, None)["calibration"]))
     _show_findings(report.findings)
     render.show_notes("warning", plan.warnings)
     source_bytes = plan.checkpoint.num_bytes

@@ -78,9 +78,21 @@ def convert_summary(document: Document) -> list[str]:
         f"{document['seconds']:.1f} s ({speed}), verified",
         *([] if published is None else [f"Published: {code(published['url'])}"]),
         *_errors(document),
+        *(["", calibration_text(document["calibration"])] if document["calibration"] else []),
         *_findings(document["findings"]),
         *bullets("Warnings", document["warnings"]),
     ]
+
+
+def calibration_text(calibration: Document) -> str:
+    """What chose the codes, and how their errors are to be read."""
+    tokens = calibration["tokens"]
+    searched = f", of {_count(calibration['num_searched'])} the search" if calibration["num_searched"] else ""
+    return (
+        f"{calibration['method'].upper()} ({calibration['by']}) over {_count(tokens['num_sequences'])} x "
+        f"{_count(tokens['length'])} tokens chose the codes of {_count(calibration['num_calibrated'])} weights"
+        f"{searched}: it gives up closeness of weights for closeness of outputs, which quantkit evaluate measures"
+    )
 
 
 def verify_summary(document: Document) -> list[str]:

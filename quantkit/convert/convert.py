@@ -40,6 +40,7 @@ class ConvertReport:
     encoded_bytes: int
     encode_seconds: float
     earlier_bytes: int
+    calibration: Mapping[str, Any] | None = None  # what chose the codes, where that is not the search
 
 
 def convert_checkpoint(conversion: Conversion, executor: Executor | None = None) -> ConvertReport:
@@ -76,6 +77,7 @@ def complete(conversion: Conversion, plan: Plan, output: OutputDirectory, execut
         encoded_bytes=execution.encoded_bytes,
         encode_seconds=execution.encode_seconds,
         earlier_bytes=execution.earlier_bytes,
+        calibration=None if conversion.words is None else conversion.words.summary,
     )
 
 

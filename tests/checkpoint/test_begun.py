@@ -71,6 +71,16 @@ def test_what_is_somebody_elses_is_left_alone(tmp_path, resume):
     assert (tmp_path / "ours" / BEGUN_NAME).exists()
 
 
+def test_who_is_interrupted_is_told_what_is_kept(tmp_path):
+    with pytest.raises(KeyboardInterrupt) as caught, run_directory(tmp_path / "run", RUN, resume=True):
+        raise KeyboardInterrupt
+    assert caught.value.__notes__ == [f"{tmp_path}/run: what is finished is kept there, and the same command goes on"]
+    with pytest.raises(KeyboardInterrupt) as caught, run_directory(tmp_path / "run", RUN, resume=True):
+        remove(tmp_path / "run")
+        raise KeyboardInterrupt
+    assert not hasattr(caught.value, "__notes__")
+
+
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_second_run_is_refused_while_the_first_one_works(tmp_path, resume):
     with run_directory(tmp_path / "run", RUN, resume=True):

@@ -110,6 +110,10 @@ def test_streaming_needs_no_other_library_and_leaves_nothing_behind(source, tmp_
     assert {path.name for path in tmp_path.iterdir()} == {"out", "tokens.safetensors"}
     manifest = json.loads((tmp_path / "out" / "conversion.json").read_text())
     assert manifest["calibration"]["by"] == "quantkit"
+    told = json.loads(result.stdout)["calibration"]
+    assert (told["method"], told["by"], told["num_calibrated"], told["num_searched"]) == ("gptq", "quantkit", 48, 0)
+    assert told["tokens"]["sha256"] == manifest["recipe"]["calibration"]["tokens"]
+    jsonschema.validate(json.loads(result.stdout), json.loads((SCHEMAS / "convert.json").read_text()))
     assert manifest["calibration"]["num_calibrated"] == 2 * 8 * 3
     assert manifest["recipe"]["calibration"]["streaming"] is True
     report = verify_output(tmp_path / "out", source=open_checkpoint(source), num_jobs=2)

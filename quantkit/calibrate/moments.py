@@ -30,7 +30,8 @@ class ChannelSums:
 
     @property
     def mean_square(self) -> NDArray[np.float32]:
-        return (self.squares_C / max(self.num_tokens, 1)).astype(np.float32)
+        with np.errstate(over="ignore"):  # infinite: refused before it is kept
+            return (self.squares_C / max(self.num_tokens, 1)).astype(np.float32)
 
 
 def channel_sums(width: int) -> ChannelSums:

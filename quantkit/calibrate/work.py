@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from quantkit.checkpoint.disk import named_errors, remove
+from quantkit.errors import SourceError
 from quantkit.statistics.file import Array, Statistics, open_statistics, write_statistics
 
 _LAYER = "layer-{:05}.safetensors"
@@ -28,7 +31,14 @@ class Work:
         return number
 
     def keep(self, layer: int, arrays: dict[str, Array], model: str) -> None:
-        """What was found in a layer, whole or not at all."""
+        """What was found in a layer, whole or not at all. Raises SourceError for a number beyond FP32."""
+        for name, array in arrays.items():
+            if not np.isfinite(array).all():
+                raise SourceError(
+                    "is not finite: what this module is fed is too large for FP32",
+                    tensor=name,
+                    remedy="the weights before it are damaged; look at them in the source",
+                )
         write_statistics(self.directory / _LAYER.format(layer), arrays, model=model, about={})
 
     def parts(self) -> list[Statistics]:

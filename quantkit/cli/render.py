@@ -98,6 +98,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     """A table; columns whose every cell is a number are aligned to the right."""
     if not rows:
         return
+    rows = [[cell.replace("\n", "\\n") for cell in row] for row in rows]  # a row is a line, whatever a name holds
     if not sys.stdout.isatty() or os.environ.get("CI"):
         _show_plain_table(title, columns, rows)
         return

@@ -108,7 +108,7 @@ def _check_matched(rules: Iterable[RuleCount], recipe: Recipe) -> None:
     for count in rules:
         if count.num_weights == 0:
             raise RecipeError(
-                f"{count.rule!r} ({count.action}) matches no weight",
+                f"{str(count.rule)!r} ({count.action}) matches no weight",
                 remedy=f"correct it on the command line or in recipe {recipe.name}, or pass --allow-unmatched",
             )
 

@@ -210,6 +210,16 @@ def test_a_hidden_state_that_is_not_finite_is_named(tmp_path):
         run(tmp_path / "source", tmp_path / "stats.safetensors")
 
 
+def test_moments_beyond_fp32_are_named(tmp_path):
+    """Finite inputs whose squares are not."""
+    tiny = lively_checkpoint(tmp_path / "source", "glm4_moe")
+    name = "model.layers.1.mlp.shared_experts.up_proj.weight_scale_inv"
+    tiny.put(name, tiny.tensor(name) * 1e24)
+    tiny.write()
+    with pytest.raises(SourceError, match=r"shared_experts\.down_proj\.input_second_moment: is not finite"):
+        run(tmp_path / "source", tmp_path / "stats.safetensors")
+
+
 def test_unvisited_experts_are_named(tmp_path):
     tiny = lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
     name = "model.layers.1.mlp.gate.e_score_correction_bias"

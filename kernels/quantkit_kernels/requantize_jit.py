@@ -68,7 +68,8 @@ def _search(  # type: ignore[no-untyped-def]
     mean_square = tl.sum(wide * wide, axis=1) // GROUP
     rms = _square_root(mean_square).to(tl.int32)
     weight = tl.minimum(rms[:, None] + tl.abs(x), _MAX_WEIGHT)
-    weight = tl.where(levels > 0, levels, weight).to(tl.float32)
+    weighed = ((weight.to(tl.int64) * levels.to(tl.int64)) >> 16).to(tl.int32)
+    weight = tl.where(levels > 0, tl.maximum(weighed, 1), weight).to(tl.float32)
     values = x.to(tl.float32)
     moment = weight.to(tl.float64) * values.to(tl.float64)
     flip = tl.full(amax.shape, 1.0, tl.float32)

@@ -87,12 +87,14 @@ def weigh_tile(x, weight, moment, group_size):  # type: ignore[no-untyped-def]
 
 @_jit
 def weigh_by_importance(importance, at, x, weight, moment, group_size):  # type: ignore[no-untyped-def]
-    """Put what is known of the input channels in the place of w; ``at``: the byte of the first lane's channel."""
+    """Multiply w by what is known of the input channels; ``at``: the byte of the first lane's channel."""
     for k in range(0, group_size, 2):
         words = gather_words(importance, at + 2 * k, 2 * group_size)
         for j in range(2):
-            level = f64_to_f32(i32_to_f64((words >> splat_i32(16 * j)) & splat_i32(0xFFFF)))
-            w = select(level == splat_f32(0.0), load_f32(weight, (k + j) * LANES), level)
+            level = i32_to_f64((words >> splat_i32(16 * j)) & splat_i32(0xFFFF))
+            w = load_f32(weight, (k + j) * LANES)
+            weighed = maximum(floor(f32_to_f64(w) * level * splat_f64(2.0**-16)), splat_f64(1.0))
+            w = select(f64_to_f32(level) == splat_f32(0.0), w, f64_to_f32(weighed))
             store_f32(weight, (k + j) * LANES, w)
             store_f64(moment, (k + j) * LANES, f32_to_f64(w) * f32_to_f64(load_f32(x, (k + j) * LANES)))
 

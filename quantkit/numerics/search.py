@@ -5,10 +5,10 @@ so element i weighs ``w = rms + |x|``. A candidate maps the largest magnitude to
 codes l. The best scale for those codes is A / B with ``A = sum w*x*l`` and ``B = sum w*l*l``; the error
 it leaves falls as ``A*A / B`` grows.
 
-Where the second moments of the input channels are known, they are the weights instead, as integers of 16 bits for
-each group; a group whose moments are all zero is searched as without them.
+Where the second moments of the input channels are known, as integers of 16 bits for each group, w is multiplied by
+them and cut to its 18 bits again, at least 1; a group whose moments are all zero is searched as without them.
 
-Bit budget: |x| < 2**18, w < 2**18 (importance: 2**16), |l| <= 8, at most 2**7 elements. So ``sum x*x < 2**43``, ``|A| <
+Bit budget: |x| < 2**18, w < 2**18, |l| <= 8, at most 2**7 elements. So ``sum x*x < 2**43``, ``|A| <
 2**46`` and ``B < 2**31``: exact in int64 and in float64, in any order. A term of B is below 2**24: exact
 in float32 too.
 
@@ -102,14 +102,15 @@ def _best_ratio(
 
 
 def element_weights(x_RGS: NDArray[np.int64], importance_C: NDArray[np.uint16] | None) -> NDArray[np.int64]:
-    """``rms + |x|``, saturating; the integer square root is exact because the mean square is below 2**52."""
+    """``rms + |x|``, saturating, times importance. The integer square root is exact: the mean square is below 2**52."""
     mean_square_RG1 = (x_RGS * x_RGS).sum(-1, keepdims=True) // x_RGS.shape[-1]
     rms_RG1 = np.floor(np.sqrt(mean_square_RG1.astype(np.float64))).astype(np.int64)
     weight_RGS: NDArray[np.int64] = np.minimum(rms_RG1 + np.abs(x_RGS), MAX_WEIGHT)
     if importance_C is None:
         return weight_RGS
     importance_GS = importance_C.reshape(x_RGS.shape[1:]).astype(np.int64)
-    return np.where(importance_GS > 0, importance_GS, weight_RGS)
+    weighed_RGS = np.maximum((weight_RGS * importance_GS) >> 16, 1)
+    return np.where(importance_GS > 0, weighed_RGS, weight_RGS)
 
 
 def _round_codes(y_RGS: NDArray[np.int64], inverse_RG1: NDArray[np.float32]) -> NDArray[np.int64]:

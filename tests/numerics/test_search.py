@@ -29,7 +29,8 @@ def _one_by_one(x, unit, group_size, signed, importance=None):
         a = b = 0
         for v, level in zip(x, importance, strict=True):
             code = int(max(-8, min(7, np.rint(np.float32(flip * v) * inverse))))
-            w = level or min(rms + abs(v), 2**18 - 1)
+            w = min(rms + abs(v), 2**18 - 1)
+            w = max(w * level // 2**16, 1) if level else w
             a += w * flip * v * code
             b += w * code * code
         score = float(a) * float(a) / float(b)
@@ -57,7 +58,7 @@ def test_arrays_give_what_one_group_gives(group_size, signed, random_fp8):
 
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("group_size", GROUPS)
-def test_importance_takes_the_place_of_the_weights(group_size, signed, random_fp8):
+def test_importance_multiplies_the_weights(group_size, signed, random_fp8):
     rng = np.random.default_rng(1)
     ints = fp8.E4M3_INTS[random_fp8(6, 256, (1, 1))[0]]
     unit = np.exp(rng.uniform(-9, 2, (6, 256 // group_size)))

@@ -26,7 +26,8 @@ def _one_by_one(x, unit, importance=None):
     x = [int(value) for value in x]
     importance = [int(level) for level in importance] if importance is not None else [0] * len(x)
     rms = int(np.sqrt(float(sum(v * v for v in x) // len(x))))
-    weights = [level or min(rms + abs(v), 2**18 - 1) for v, level in zip(x, importance, strict=True)]
+    weights = [min(rms + abs(v), 2**18 - 1) for v in x]
+    weights = [max(w * level // 2**16, 1) if level else w for w, level in zip(weights, importance, strict=True)]
     low, high = min(0, *x), max(0, *x)
     amax = max(-low, high)
 

@@ -4,7 +4,7 @@ On Gaussian weights the search gives 0.082, 0.091 and 0.098 in groups of 32, 64 
 packing or raw codes taken for weights show as 0.3 to thousands.
 
 A search that importance weights gives up plain error for weighed error. On Gaussian weights it gives 0.084, 0.092 and
-0.100 where moments are log-normal with a sigma of 1, 0.096, 0.101 and 0.132 with 4, and 0.116, 0.118 and 0.136 where
+0.100 where moments are log-normal with a sigma of 1, 0.095, 0.100 and 0.128 with 4, and 0.114, 0.116 and 0.137 where
 one channel of each group has it all: 1.4 times as much at most, of Student t (5) and Laplace weights, too.
 """
 

@@ -39,6 +39,7 @@ def evaluate_page(document: Document) -> str:
 <section><h2>All figures</h2>{figures}</section></div>
 <section><h2>Errors by layer</h2>{_layer_charts(document)}</section>
 <div class="columns">{_weights(document)}<section><h2>Sizes</h2>{_sizes(document)}</section></div>
+<section><h2>Every part</h2>{_parts(document)}</section>
 <section><h2>Every layer</h2>{layers}</section>
 <footer><p>{escape(f"quantkit {document['version']}, {document['command']}, status {document['status']}")}.
 Relative error: root of the summed squared differences, of the summed squares of the source.</p></footer>
@@ -85,6 +86,7 @@ def _tiles(document: Document) -> str:
                 f"{perplexity['source']:.3f} to {perplexity['output']:.3f}",
                 perplexity["ratio_standard_error"],
                 "{:.4f}",
+                of=" of the ratio",
             ),
         ),
         ("Top token's probability", f"{100 * shift['rms']:.2f}%", "RMS shift of the source's likeliest token"),
@@ -93,9 +95,9 @@ def _tiles(document: Document) -> str:
     return f'<dl class="tiles">{boxes}</dl>'
 
 
-def _within(words: str, standard_error: float | None, form: str, *, scale: float = 1.0) -> str:
+def _within(words: str, standard_error: float | None, form: str, *, scale: float = 1.0, of: str = "") -> str:
     error = text.error_text(standard_error, form, scale=scale)
-    return f"{words}; standard error {error}" if error else words
+    return f"{words}; standard error{of} {error}" if error else words
 
 
 def _histogram(document: Document) -> str:
@@ -139,14 +141,19 @@ def _weights(document: Document) -> str:
     ]
     same = [_words(one["role"]) for one in document["errors"] if one["relative_error"] == 0]
     note = f"The same in both: {', '.join(same)}." if same else ""
-    table = _table("By part", text.ERROR_COLUMNS[:-1], [row[:-1] for row in text.error_rows(document)])
-    return f"<section><h2>Weights</h2>{bar_chart('Relative error by part', note, bars, ())}{table}</section>"
+    return f"<section><h2>Weights</h2>{bar_chart('Relative error by part', note, bars, ())}</section>"
 
 
 def _sizes(document: Document) -> str:
     bars = [size_bar(_words(one["role"]), one["source_bytes"], one["output_bytes"]) for one in document["sizes"]]
-    chart = bar_chart("Stored bytes by part", "GiB: 2^30 bytes.", bars, ("source", "output"))
-    return chart + _table("By part", text.SIZE_COLUMNS, text.size_rows(document))
+    return bar_chart("Stored bytes by part", "KiB, MiB and GiB: powers of 1,024.", bars, ("source", "output"))
+
+
+def _parts(document: Document) -> str:
+    """The numbers behind both charts, at the width of the page."""
+    errors = [row[:-1] for row in text.error_rows(document)]
+    tables = _table("Errors of weights", text.ERROR_COLUMNS[:-1], errors) if errors else ""
+    return tables + _table("Stored bytes", text.SIZE_COLUMNS, text.size_rows(document))
 
 
 def _words(part: str) -> str:

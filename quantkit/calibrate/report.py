@@ -52,10 +52,6 @@ class CalibrateReport:
     experts: tuple[ExpertCoverage, ...]
     cache: tuple[CachePart, ...]
 
-    @property
-    def num_unvisited(self) -> int:
-        return sum(len(one.unvisited) for one in self.experts)
-
 
 def summarize(statistics: Statistics) -> CalibrateReport:
     """Of a file that `calibrate` wrote."""

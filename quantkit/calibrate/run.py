@@ -34,18 +34,19 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
     """
     model, tokens = calibration.model, calibration.tokens
     _check_output(calibration.output, model.checkpoint.directory)
+    fingerprint = model_fingerprint(model.binding, model.family, model.checkpoint.config)
+    dtype = str(model.dtype).removeprefix("torch.")
     document = {
-        "model": model_fingerprint(model.binding, model.family, model.checkpoint.config),
+        "model": fingerprint,
         "source": source_stamps(model.checkpoint),
         "tokens": tokens.told,
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": dtype,
         "version": __version__,
     }
     with run_directory(work_of(calibration.output), document, resume=calibration.resume):
         work = Work(directory=work_of(calibration.output))
-        _run_layers(calibration, work, str(document["model"]))
-        about = _about(tokens, str(document["dtype"]))
-        join_statistics(calibration.output, work.parts(), model=str(document["model"]), about=about)
+        _run_layers(calibration, work, fingerprint)
+        join_statistics(calibration.output, work.parts(), model=fingerprint, about=_about(tokens, dtype))
         work.remove()
     return summarize(open_statistics(calibration.output))
 

@@ -80,6 +80,11 @@ def write_whole(path: Path, content: Buffer) -> None:
     draft = path.with_name(f"{path.name}.draft")
     draft.unlink(missing_ok=True)
     write_file(draft, content)
+    put_in_place(draft, path)
+
+
+def put_in_place(draft: Path, path: Path) -> None:
+    """A file whose content is durable gets its name, over an older one; durable before the caller goes on."""
     draft.replace(path)
     flush(path.parent)
 

@@ -1,7 +1,8 @@
 """Shows the results of convert and verify as JSON or as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from quantkit.cli import documents, render
 from quantkit.cli.show_importance import show_gains, show_importance
@@ -33,7 +34,7 @@ def show_conversion(
         render.show_json(document)
         return
     if is_new:
-        _show_new(report)
+        _show_new(report, document["calibration"])
     else:
         render.show_line(f"{report.output}: is complete already, and an output of this very command")
     if published is not None:
@@ -44,7 +45,7 @@ def show_conversion(
         )
 
 
-def _show_new(report: ConvertReport) -> None:
+def _show_new(report: ConvertReport, calibration: Mapping[str, Any] | None) -> None:
     plan = report.plan
     rows = [
         [
@@ -63,8 +64,8 @@ def _show_new(report: ConvertReport) -> None:
     if plan.importance is not None:
         show_importance(plan.importance)
         show_gains(report.gains)
-    if report.calibration is not None:
-        render.show_line(calibration_text(documents.convert_document(report, None)["calibration"]))
+    if calibration is not None:
+        render.show_line(calibration_text(calibration))
     _show_findings(report.findings)
     render.show_notes("warning", plan.warnings)
     source_bytes = plan.checkpoint.num_bytes

@@ -34,6 +34,11 @@ def hessian_of(batches: Iterable[Tensor], width: int, device: torch.device) -> H
     return found
 
 
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """The very same numbers in memory: a view that begins there and is narrower is not."""
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape
+
+
 class LinearHessians:
     """Observes Linears outside the experts; those that are fed the very same tensor share a sum."""
 
@@ -49,8 +54,7 @@ class LinearHessians:
             return
         leader = self._leaders.get(module)
         if leader is None:
-            is_same = self._last is not None and self._last[1].data_ptr() == inputs_TC.data_ptr()
-            leader = self._last[0] if is_same and self._last is not None else module
+            leader = self._last[0] if self._last is not None and _is_same(self._last[1], inputs_TC) else module
             self._leaders[module] = leader
         if leader == module:
             width = inputs_TC.shape[1]

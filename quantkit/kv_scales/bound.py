@@ -8,7 +8,6 @@ The rope part of the row is not normed: only data bounds it. C: channels of the 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from quantkit.checkpoint.reader import read_tensor
 from quantkit.families.config_values import Config
 from quantkit.families.family import Family
 from quantkit.families.kv_shape import LatentKv
-from quantkit.numerics import bfloat16
 from quantkit.numerics.fp8 import E4M3_MAX
 from quantkit.tensors import BF16, F16, F32
 from quantkit.weights.binding import Binding
@@ -67,9 +65,7 @@ def bound_of(gain: float, channels: int) -> float:
 def _largest(weight: Weight) -> float:
     if weight.stored.spec.dtype not in (BF16, F16, F32):
         weight.fail(f"is {weight.stored.spec}, and the gain of a norm is made of floats")
-    array = read_tensor(weight.stored)
-    is_bits = weight.stored.spec.dtype == BF16
-    values = bfloat16.to_float32(cast(bfloat16.Bits, array)) if is_bits else array.astype(np.float32)
+    values = weight.codec.decode({weight.main: read_tensor(weight.stored)}, 0)
     if not np.isfinite(values).all():
         weight.fail("holds a NaN or an infinity")
     return float(np.abs(values).max(initial=0.0))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.checkpoint.disk import named_errors
+from quantkit.checkpoint.disk import named_errors, put_in_place
 from quantkit.checkpoint.writer import METADATA, ShardWriter, order_tensors
 from quantkit.errors import UsageError
 from quantkit.integrity.manifest import write_json
@@ -47,7 +47,7 @@ def write_sidecar(path: Path, report: KvScaleReport, *, tp: int | None) -> None:
     else:
         write_tensors(draft, scale_tensors(layers, report.kind), _about(report))
     with named_errors(path):
-        draft.replace(path)
+        put_in_place(draft, path)
 
 
 def write_tensors(path: Path, tensors: Tensors, about: Mapping[str, str]) -> None:

@@ -16,11 +16,11 @@ from quantkit.checkpoint.reader import read_tensor
 from quantkit.errors import RecipeError, SourceError
 from quantkit.families.config_values import number_in_name
 from quantkit.numerics import bfloat16
+from quantkit.numerics.fp8 import E4M3_MAX
 from quantkit.statistics.names import ABSMAX, DOWN, GATE_UP
 from quantkit.tensors import F32
 from quantkit.weights.weight import Weight
 
-_LARGEST_FP8 = 448.0
 _DOWN = ".down_proj"
 _EXPERTS = ".experts."
 _PROJECTION = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d+)\.(?:gate|up|down)_proj")
@@ -94,7 +94,7 @@ def _largest(tensor: StoredTensor, path: Path) -> float:
 
 def _scale(absmax: float) -> float:
     """The smallest BF16 at which the largest input is no more than FP8 holds: the loader keeps scales in BF16."""
-    wanted = absmax / _LARGEST_FP8
+    wanted = absmax / E4M3_MAX
     bits = bfloat16.from_float64(np.array([wanted]))
     if float(bfloat16.to_float32(bits)[0]) < wanted:
         bits = bits + np.uint16(1)

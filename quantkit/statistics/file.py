@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.checkpoint.disk import named_errors
+from quantkit.checkpoint.disk import named_errors, put_in_place
 from quantkit.checkpoint.header import StoredTensor, read_header
 from quantkit.checkpoint.reader import read_tensor
 from quantkit.checkpoint.writer import ShardWriter, order_tensors
@@ -120,4 +120,4 @@ def _write(
     finally:
         writer.abort()
     with named_errors(path):
-        draft.replace(path)
+        put_in_place(draft, path)

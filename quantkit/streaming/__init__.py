@@ -4,7 +4,6 @@ The layers are transformers' own classes. What is held: hidden states (in files,
 without its experts, the next one, and two experts.
 """
 
-from quantkit.streaming.architectures import supported_model_types
 from quantkit.streaming.experts import ExpertVisit
 from quantkit.streaming.layer import StreamedLayer
 from quantkit.streaming.model import StreamedModel, begin_states, open_model
@@ -24,6 +23,5 @@ __all__ = [
     "open_states",
     "read_tokens",
     "state_bytes",
-    "supported_model_types",
     "tokenize",
 ]

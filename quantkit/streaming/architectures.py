@@ -23,11 +23,6 @@ _CLASSES: Mapping[str, str] = {
 _NOT_OF_THE_MODEL = ("quantization_config", "compression_config", "auto_map", "model_type", "dtype", "torch_dtype")
 
 
-def supported_model_types() -> tuple[str, ...]:
-    """Those that can be run layer by layer."""
-    return tuple(_CLASSES)
-
-
 def build_skeleton(text_config: Mapping[str, Any]) -> Any:
     """The ForCausalLM of a text config with all weights on the meta device, in evaluation mode.
 

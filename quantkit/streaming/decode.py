@@ -13,7 +13,6 @@ from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.codecs.opaque import NativeInt4, Opaque
 from quantkit.numerics import bfloat16
 from quantkit.numerics.packing import Int4Words
-from quantkit.tensors import BF16, F16, F32
 from quantkit.transcode import Rows, has_row_blocks, read_rows, read_words
 from quantkit.weights.weight import Weight
 
@@ -38,11 +37,7 @@ def decode_rows(weight: Weight, first: int, last: int) -> Tensor:
     rows = read_rows(weight, first, last)
     if isinstance(weight.codec, Fp8Block):
         return _fp8_values(rows, weight.codec)
-    values = rows.parts["values"]
-    if weight.stored.spec.dtype == BF16:
-        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16).float()
-    assert weight.stored.spec.dtype in (F16, F32), weight.stored.spec
-    return torch.from_numpy(np.ascontiguousarray(values)).float()
+    return torch.from_numpy(weight.codec.decode(rows.parts, first))
 
 
 def _fp8_values(rows: Rows, codec: Fp8Block) -> Tensor:

@@ -7,8 +7,6 @@ between revisions: they are trained. A few hundred kilobytes are read.
 import hashlib
 import re
 
-import numpy as np
-
 from quantkit.checkpoint.reader import read_tensor
 from quantkit.errors import SourceError
 from quantkit.families.config_values import Config, number_in_name
@@ -39,8 +37,7 @@ def model_fingerprint(binding: Binding, family: Family, config: Config) -> str:
         raise SourceError("has no norms below layers.N, by which a model is known", remedy="name a language model")
     digest = hashlib.sha256()
     for name, weight in sorted(gains.items()):
-        array = read_tensor(weight.stored)
-        bits = array if weight.stored.spec.dtype == BF16 else bfloat16.from_float32(array.astype(np.float32))
+        values = weight.codec.decode({weight.main: read_tensor(weight.stored)}, 0)
         digest.update(f"{name} {list(weight.shape)}\n".encode())
-        digest.update(np.ascontiguousarray(bits).tobytes())
+        digest.update(bfloat16.from_float32(values).tobytes())
     return digest.hexdigest()

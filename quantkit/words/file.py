@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.checkpoint.disk import flush, named_errors, write_whole
+from quantkit.checkpoint.disk import named_errors, put_in_place, write_whole
 from quantkit.checkpoint.header import StoredTensor, read_header
 from quantkit.checkpoint.json_files import MOST_INDEX_BYTES, read_json
 from quantkit.checkpoint.reader import hash_file, read_tensor
@@ -53,8 +53,7 @@ class WordsWriter:
         """The file is whole, and has its name."""
         self._writer.close()
         with named_errors(self._path):
-            self._writer.path.rename(self._path)
-            flush(self._path.parent)
+            put_in_place(self._writer.path, self._path)
 
     def abort(self) -> None:
         """Nothing is left of a file that is not whole."""

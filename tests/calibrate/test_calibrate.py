@@ -115,6 +115,15 @@ def test_grouped_heads_are_counted_apart(tmp_path):
             assert_counts(statistics, f"model.layers.{index}.self_attn.{part}", rows)
 
 
+def test_quantiles_that_are_told_are_not_above_the_largest(tmp_path):
+    """A quantile is the upper edge of its bin, and the largest value may lie below that."""
+    lively_checkpoint(tmp_path / "source", "kimi_k2")
+    report = run(tmp_path / "source", tmp_path / "stats.safetensors")
+    assert len(report.cache) == 4
+    for one in report.cache:
+        assert 0 < one.quantiles[0] <= one.quantiles[-1] <= one.largest
+
+
 def assert_counts(statistics, name, rows):
     histogram = statistics.read(f"{name}_histogram")
     expected = np.stack([np.bincount(bins_of(row.numpy()), minlength=NUM_BINS) for row in rows])

@@ -73,3 +73,9 @@ def test_the_bar_of_a_terminal_says_the_same(monkeypatch):
                 advance(stage, 5)
             assert task.speed == 2.5
             assert task.completed == stage.earlier_bytes + 20
+
+
+def test_a_row_of_a_table_stays_in_its_line(capsys):
+    """Whatever a name holds that comes from a file of somebody else."""
+    render.show_table("tasks", ["task", "lost"], [["a\nb", "1"], ["c", "2"]])
+    assert capsys.readouterr().out.splitlines() == ["tasks", "  task  lost", "  a\\nb     1", "  c        2", ""]

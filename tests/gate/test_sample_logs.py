@@ -188,7 +188,7 @@ def test_ids_of_one_side_are_counted_or_left_out_aloud(tmp_path):
     assert (report.overall.num_questions, report.num_unpaired) == (7, 3)
     assert "3 samples of all" in report.warnings[0]
     other = plain_log(tmp_path / "c.jsonl", [1] * 7, task="other")
-    with pytest.raises(SourceError, match="17 samples have no pair"):
+    with pytest.raises(SourceError, match=r"17 samples have no pair.* \(tasks of the one: all; of the other: other\)"):
         compared(before, other)
     with pytest.raises(SourceError, match="no question is in both"):
         compared(before, other, allow_unpaired=True)

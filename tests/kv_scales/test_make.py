@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from quantkit.cli.kv_scales_request import requests_of
 from quantkit.errors import SourceError, UsageError
 from quantkit.numerics.magnitudes import bins_of
 from tests.kv_scales.helpers import calibrated, report_of
@@ -120,6 +121,16 @@ def test_zeros_say_nothing_of_a_percentile(tiny_checkpoint, tmp_path):
     )
     for one, other in zip(expected.layers, got.layers, strict=True):
         assert one.scales.k.tolist() == other.scales.k.tolist()
+
+
+def test_a_percentile_without_its_method_is_refused():
+    options = {"statistics": None, "per": "tensor", "spelling": None, "write_to": "sidecar"}
+    with pytest.raises(UsageError, match="--percentile is of --method percentile"):
+        requests_of(method="absmax", percentile=99.0, **options)
+    with pytest.raises(UsageError, match="--percentile is of --method percentile"):
+        requests_of(method=None, percentile=99.0, **options)
+    request, _ = requests_of(method="percentile", percentile=None, **options)
+    assert request.percentile == 99.99
 
 
 def hardly_anything(arrays):

@@ -1,6 +1,7 @@
 """Shared fixtures: a small checkpoint with every switch that the field bugs need, and the two comparisons."""
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from tests.tiny import TinyCheckpoint, write_checkpoint
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("dev", deadline=None, max_examples=50)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+# a suite that a shell started in the background ignores SIGINT, and so would what it starts
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # without a GPU the kernels run in Triton's interpreter, which must be chosen before they are imported
 if not torch.cuda.is_available():

@@ -17,6 +17,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,11 @@ RATIOS = (
 )
 
 
-def measure(source: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(source: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One document for each scope and group size."""
     config = json.loads((source / "config.json").read_text())
     model_type = config["model_type"]
-    reference, documents = Reference.of(source, options.windows), []
+    reference = Reference.of(source, options.windows)
     with tempfile.TemporaryDirectory(dir=options.work) as work:
         dense = Path(work) / "dense"
         write_dense(source, dense)
@@ -54,9 +55,7 @@ def measure(source: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
                     METHODS[name](job)
                     found[name] = reference.compare(output)
                     print(f"... {source.name} {scope} g{group_size} {name}", file=sys.stderr, flush=True)
-                documents.append(document_of(source, model_type, scope, group_size, found))
-                print_table(documents[-1])
-    return documents
+                yield document_of(source, model_type, scope, group_size, found)
 
 
 def document_of(
@@ -117,10 +116,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    documents = [document for source in options.sources for document in measure(source, options)]
+    if options.work:
+        options.work.mkdir(parents=True, exist_ok=True)
+    documents: list[dict[str, Any]] = []
+    for source in options.sources:
+        for document in measure(source, options):
+            documents.append(document)
+            print_table(document)
+            if options.json:  # after each: a run of an hour may be stopped
+                options.json.write_text(json.dumps(documents, indent=2))
     print_together(documents)
-    if options.json:
-        options.json.write_text(json.dumps(documents, indent=2))
 
 
 if __name__ == "__main__":

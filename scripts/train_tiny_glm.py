@@ -27,6 +27,7 @@ from torch.nn import functional
 from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 
 from quantkit.families import FAMILIES
+from quantkit.module_names import expert_of, layer_of
 from scripts.fp8_blocks import load_model, read_dense, write_fp8_checkpoint, write_tokens
 from scripts.python_text import Part, byte_tokens, windows
 
@@ -194,8 +195,10 @@ def kurtosis(tensors: dict[str, Tensor]) -> dict[str, float]:
     for name, tensor in tensors.items():
         if tensor.ndim == 2:
             standard = (tensor - tensor.mean()) / tensor.std()
-            kind = name.split("layers.")[-1].split(".", 1)[-1].removesuffix(".weight")
-            kind = "experts." + kind.rsplit(".", 1)[-1] if ".experts." in kind else kind
+            layer = layer_of(name)
+            kind = (name.partition(".")[2] if layer is None else layer.rest).removesuffix(".weight")
+            expert = expert_of(kind)
+            kind = kind if expert is None else f"experts.{expert.rest}"
             kinds.setdefault(kind, []).append(float((standard**4).mean()))
     return {kind: round(float(np.mean(found)), 2) for kind, found in sorted(kinds.items())}
 

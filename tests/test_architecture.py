@@ -12,7 +12,8 @@ ROOT = Path(__file__).parent.parent
 # lowest first; units of one level do not know each other
 LAYERS = [
     {"errors", "__init__"},
-    {"registry", "tensors", "threads", "machine", "patterns", "recipe_files", "recipe_settings", "recipe_data"},
+    {"registry", "tensors", "threads", "machine", "patterns", "module_names"}
+    | {"recipe_files", "recipe_settings", "recipe_data"},
     {"checkpoint", "numerics", "gate"},
     {"codecs", "families", "integrity", "statistics", "words"},
     {"layouts", "engines", "importance"},
@@ -74,6 +75,20 @@ def test_a_file_name_stands_in_one_module() -> None:
                 modules_of[node.value].add(path)
     assert "run.json" in modules_of
     assert {name: paths for name, paths in modules_of.items() if len(paths) > 1} == {}
+
+
+def test_layers_and_experts_are_read_from_names_in_one_module() -> None:
+    """Beside it: what families are, what is written for engines to match, and a key that must be quick."""
+    pattern = re.compile(r"(layers|experts)\\\.|^\.?(layers|experts)\.$")
+    found = {
+        path.relative_to(ROOT / "quantkit").as_posix()
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and pattern.search(node.value)
+    }
+    families = {"families/decoder.py", "families/generic.py", "families/roles.py"}
+    for_engines = {"layouts/compressed_tensors.py", "plan/mtp.py", "engines/sglang.py"}
+    assert found == {"module_names.py", "memory/tensor_groups.py"} | families | for_engines
 
 
 def test_kernels_import_nothing_of_ours() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quantkit.numerics.magnitudes import NUM_BINS, bins_of
 from quantkit.statistics.file import Array
-from quantkit.statistics.names import HISTOGRAM, LARGEST, LATENT, TILE
+from quantkit.statistics.names import HISTOGRAM, LARGEST, TILE, KvPart
 
 
 @dataclass(slots=True)
@@ -28,11 +28,11 @@ class MagnitudeCounts:
         self.largest_R[row] = max(self.largest_R[row], np.abs(values).max(initial=0))
 
 
-def rows_of(part: str, values_THD: Tensor) -> list[NDArray[np.float32]]:
+def rows_of(part: KvPart, values_THD: Tensor) -> list[NDArray[np.float32]]:
     """Values of each row: of each head, or, of the latent, of each tile of 128 channels."""
     values = values_THD.float().cpu()
-    is_tiled = f".{part}" == LATENT
-    pieces = torch.split(values.reshape(len(values), -1), TILE, dim=1) if is_tiled else values.unbind(1)
+    is_latent = part is KvPart.LATENT
+    pieces = torch.split(values.reshape(len(values), -1), TILE, dim=1) if is_latent else values.unbind(1)
     return [np.ascontiguousarray(piece.numpy()) for piece in pieces]
 
 
@@ -43,7 +43,7 @@ def magnitude_counts(num_rows: int) -> MagnitudeCounts:
     )
 
 
-def cache_arrays(attention: str, part: str, counts: MagnitudeCounts) -> dict[str, Array]:
+def cache_arrays(attention: str, part: KvPart, counts: MagnitudeCounts) -> dict[str, Array]:
     """Tensors of a statistics file."""
     return {
         f"{attention}.{part}{HISTOGRAM}": counts.histogram_RB,

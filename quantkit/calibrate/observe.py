@@ -5,6 +5,7 @@ from torch import Tensor
 from quantkit.calibrate.cache import MagnitudeCounts, cache_arrays, magnitude_counts, rows_of
 from quantkit.calibrate.moments import ChannelSums, ExpertSums, channel_sums, linear_arrays
 from quantkit.statistics.file import Array
+from quantkit.statistics.names import KvPart
 
 
 class LayerObserver:
@@ -14,7 +15,7 @@ class LayerObserver:
         self._num_experts = num_experts
         self._linears: dict[str, ChannelSums] = {}
         self._experts: dict[str, ExpertSums] = {}
-        self._caches: dict[tuple[str, str], MagnitudeCounts] = {}
+        self._caches: dict[tuple[str, KvPart], MagnitudeCounts] = {}
 
     def linear(self, module: str, inputs_TC: Tensor) -> None:
         """See `Observer`."""
@@ -24,7 +25,7 @@ class LayerObserver:
         """See `Observer`."""
         self._experts.setdefault(experts, ExpertSums(self._num_experts)).add(number, inputs_TC, inner_TI)
 
-    def cache(self, attention: str, part: str, values_THD: Tensor) -> None:
+    def cache(self, attention: str, part: KvPart, values_THD: Tensor) -> None:
         """See `Observer`."""
         rows = rows_of(part, values_THD)
         counts = self._caches.setdefault((attention, part), magnitude_counts(len(rows)))

@@ -8,12 +8,12 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from quantkit.module_names import experts_in, layer_of
 from quantkit.numerics.magnitudes import quantile
 from quantkit.statistics.file import Statistics
-from quantkit.statistics.names import HISTOGRAM, KEY, LARGEST, LATENT, ROPE, SECOND_MOMENT, TOKEN_COUNT, VALUE
+from quantkit.statistics.names import HISTOGRAM, LARGEST, SECOND_MOMENT, TOKEN_COUNT, KvPart
 
 QUANTILES = (0.99, 0.999, 0.9999)
-_EXPERTS = ".experts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class CachePart:
     """Magnitudes of one part of the KV cache of a layer, all rows together. ``quantiles``: as ``QUANTILES``."""
 
     attention: str
-    part: str
+    part: KvPart
     num_rows: int
     largest: float
     quantiles: tuple[float, ...]
@@ -63,25 +63,25 @@ def summarize(statistics: Statistics) -> CalibrateReport:
         tokens=statistics.metadata.get("tokens", ""),
         num_sequences=int(statistics.metadata.get("num_sequences", "0")),
         length=int(statistics.metadata.get("sequence_length", "0")),
-        num_linears=sum(_EXPERTS not in module for module in moments),
+        num_linears=sum(experts_in(module) is None for module in moments),
         experts=tuple(_coverage(statistics, names)),
         cache=tuple(_cache(statistics, names)),
     )
 
 
 def _in_order(name: str) -> tuple[int, str]:
-    _, _, behind = name.partition("layers.")
-    digits = behind.partition(".")[0]
-    return (int(digits) if digits.isdigit() else 0), name
+    layer = layer_of(name)
+    return (0 if layer is None else layer.number), name
 
 
 def _coverage(statistics: Statistics, names: list[str]) -> Iterator[ExpertCoverage]:
     for name in names:
-        if not name.endswith(f"{_EXPERTS}{TOKEN_COUNT}"):
+        experts = experts_in(name)
+        if experts is None or name != f"{experts}{TOKEN_COUNT}":
             continue
         counts_E = statistics.read(name)
         yield ExpertCoverage(
-            experts=name.removesuffix(TOKEN_COUNT),
+            experts=experts,
             num_experts=len(counts_E),
             least=int(counts_E.min()),
             median=float(np.median(counts_E)),
@@ -92,14 +92,14 @@ def _coverage(statistics: Statistics, names: list[str]) -> Iterator[ExpertCovera
 
 def _cache(statistics: Statistics, names: list[str]) -> Iterator[CachePart]:
     for name in names:
-        attention, dot, part = name.removesuffix(HISTOGRAM).rpartition(".")
-        if not name.endswith(HISTOGRAM) or f"{dot}{part}" not in (KEY, VALUE, LATENT, ROPE):
+        attention, _, part = name.removesuffix(HISTOGRAM).rpartition(".")
+        if not name.endswith(HISTOGRAM) or part not in tuple(KvPart):
             continue
         histogram_RB = cast(NDArray[np.int64], statistics.read(name))
         largest = float(statistics.read(f"{attention}.{part}{LARGEST}").max())
         yield CachePart(
             attention=attention,
-            part=part,
+            part=KvPart(part),
             num_rows=len(histogram_RB),
             largest=largest,
             quantiles=tuple(min(quantile(histogram_RB.sum(0), fraction), largest) for fraction in QUANTILES),

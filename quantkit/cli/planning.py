@@ -12,6 +12,7 @@ from quantkit.engines.verdicts import EngineReport
 from quantkit.families.family import Role
 from quantkit.importance.open import open_importance
 from quantkit.machine import uncollected
+from quantkit.module_names import experts_in
 from quantkit.plan.importance import with_importance
 from quantkit.plan.input_scales import read_input_scales
 from quantkit.plan.limits import Limits
@@ -88,7 +89,7 @@ def _with_statistics(request: PlanRequest, resolved: ResolvedSource) -> dict[str
     if request.stats is None:
         return settings
     checkpoint = resolved.checkpoint
-    layers = {name.rpartition(".experts.")[0] + ".experts" for name in checkpoint.tensors if ".experts." in name}
+    layers = {experts for name in checkpoint.tensors if (experts := experts_in(name)) is not None}
     family = resolved.family
     num_experts = family.num_experts(checkpoint.config) if family.is_known else _MANY
     found = read_input_scales(request.stats, layers, num_experts)

@@ -7,6 +7,7 @@ from quantkit.engines.parallel import ENGINE_VERSIONS
 from quantkit.kv_scales.make import KvScaleReport, PartReport
 from quantkit.kv_scales.run import KvScaleResult
 from quantkit.numerics.fp8 import E4M3_MAX
+from quantkit.statistics.names import KvPart
 
 _MOST_ROWS = 8
 _FP8_DTYPE = (
@@ -66,7 +67,8 @@ def _show_bounds(report: KvScaleReport) -> None:
 
 
 def _of_rope(report: KvScaleReport) -> str:
-    largest = max((part.absmax for one in report.layers for part in one.parts if part.part == "rope"), default=None)
+    ropes = (part for one in report.layers for part in one.parts if part.part is KvPart.ROPE)
+    largest = max((part.absmax for part in ropes), default=None)
     if largest is not None:
         verdict = "does not clip" if largest <= E4M3_MAX else "clips"
         return f"the rope part has no norm: at scale 1.0 its largest value here, {largest:.4g}, {verdict}"

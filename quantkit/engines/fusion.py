@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quantkit.errors import RecipeError
+from quantkit.module_names import experts_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +46,13 @@ FUSED_LEAVES: Mapping[str, tuple[str, ...]] = {leaf: group.fused_leaves for leaf
 
 
 def fused_group(module: str) -> tuple[str, FusedGroup] | None:
-    """The parent that a module shares with its sisters, and their group; None for one that stands alone."""
-    experts_parent, separator, _ = module.rpartition(".experts.")
-    if separator:
-        return experts_parent, _EXPERTS
+    """What a module shares with its sisters (their parent, or the experts of a layer), and their group.
+
+    None for one that stands alone.
+    """
+    experts = experts_in(module)
+    if experts is not None:
+        return experts, _EXPERTS
     parent, _, leaf = module.rpartition(".")
     group = _GROUP_OF.get(leaf)
     return None if group is None else (parent, group)

@@ -13,7 +13,8 @@ from quantkit.engines.parallel import EngineName
 from quantkit.engines.schemes import Section
 from quantkit.engines.verdicts import ModuleVerdict, Outcome
 
-SCALE_LEAVES = (".k_scale", ".v_scale")
+KEY_LEAF, VALUE_LEAF = "k_scale", "v_scale"
+SCALE_LEAVES = (f".{KEY_LEAF}", f".{VALUE_LEAF}")
 STATIC_KV_SCHEME: Mapping[str, Any] = {
     "num_bits": 8,
     "type": "float",

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from quantkit.engines.matching import Matching, Packed
 from quantkit.engines.schemes import Scheme, Section
-from quantkit.families.config_values import Config, number_in_name
+from quantkit.families.config_values import Config
 from quantkit.families.family import ExpectedTensor, Family, Role
+from quantkit.module_names import experts_in, layer_name, layer_of
 
 
 class Kind(StrEnum):
@@ -114,7 +115,7 @@ def runtime_modules(family: Family, config: Config, rules: ModelRules, *, root: 
         if tensor.role in _WITHOUT_MODULE or len(tensor.shape) != 2 or not tensor.name.endswith(".weight"):
             continue
         module = tensor.name.removesuffix(".weight")
-        key = module.rpartition(".experts.")[0] if tensor.role is Role.ROUTED_EXPERT else module
+        key = experts_in(module) or module
         if key not in names:
             built = _runtime_module(tensor, rules, text, root, num_layers)
             names[key] = built.name
@@ -130,9 +131,9 @@ def _runtime_module(
 ) -> RuntimeModule:
     """What a tensor becomes part of, without members."""
     name, is_draft = _runtime_name(tensor.name.removesuffix(".weight"), rules, root, num_layers)
-    if tensor.role is Role.ROUTED_EXPERT:
-        name = f"{name.rpartition('.experts.')[0]}.experts"
-        return RuntimeModule(name=name, class_name=rules.expert_class, kind=Kind.EXPERTS, is_draft=is_draft)
+    experts = experts_in(name)
+    if experts is not None:
+        return RuntimeModule(name=experts, class_name=rules.expert_class, kind=Kind.EXPERTS, is_draft=is_draft)
     if tensor.role is Role.HEAD:
         return RuntimeModule(name=name, class_name="ParallelLMHead", kind=Kind.HEAD, is_draft=is_draft)
     parent, _, leaf = name.rpartition(".")
@@ -150,10 +151,11 @@ def _runtime_module(
 def _runtime_name(module: str, rules: ModelRules, root: str, num_layers: int) -> tuple[str, bool]:
     """The name that the engine's own module has, before fusion; whether it belongs to the draft."""
     outer = root.removesuffix("model.")
-    if not module.startswith(f"{root}layers."):
+    layer = layer_of(module)
+    if layer is None or layer.root != root:
         return module if rules.layer_root is None else module.removeprefix(outer), False
-    number, _, rest = module.removeprefix(f"{root}layers.").partition(".")
-    is_draft = number_in_name(number) >= num_layers
+    is_draft = layer.number >= num_layers
     if is_draft and rules.draft_root is not None:
-        return f"{rules.draft_root}.{rest}", True
-    return f"{root if rules.layer_root is None else rules.layer_root}layers.{number}.{rest}", is_draft
+        return f"{rules.draft_root}.{layer.rest}", True
+    at_run_time = layer_name(root if rules.layer_root is None else rules.layer_root, layer.number)
+    return f"{at_run_time}.{layer.rest}", is_draft

@@ -34,6 +34,7 @@ def _is_indexer_plain(leaf: str, config: Config) -> bool:
 
 def _deepseek_refuses(name: str) -> bool:
     """Parts of gate and up beside the experts; every other name that no parameter wants is passed over."""
+    # the loader's own words: it looks for text, not for parts of a name
     return ".experts." not in name and (".gate_proj." in name or ".up_proj." in name)
 
 

@@ -1,6 +1,5 @@
 """Everything that an evaluation says of two checkpoints, put together."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,10 @@ from quantkit.evaluate.weights import WeightErrors, compare_weights
 from quantkit.evaluate.workplace import workplace
 from quantkit.families import Family
 from quantkit.integrity.weight_errors import ClassError, WeightError, class_errors
+from quantkit.module_names import layer_of
 from quantkit.streaming import StreamedModel, Tokens, state_bytes
 from quantkit.threads import ReportProgress
 from quantkit.weights.inspection import inspect_checkpoint
-
-_LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +78,7 @@ def make_report(pair: Pair, tokens: Tokens, request: Request, *, report_progress
         summary=summarize(evaluation.divergence, len(tokens.ids_NS)),
         layers=evaluation.layers,
         classes=class_errors(weights.errors),
-        layer_classes=_by_layer(weights.errors),
+        layer_classes=_by_layer(weights.errors, pair.source.root),
         missing=weights.missing,
         sizes=_sizes(pair),
     )
@@ -92,13 +90,14 @@ def _check_length(model: StreamedModel, tokens: Tokens) -> None:
         raise UsageError(f"sequences of {length:,} tokens are longer than this model reads", remedy=f"at most {most:,}")
 
 
-def _by_layer(errors: Iterable[WeightError]) -> dict[int, tuple[ClassError, ...]]:
+def _by_layer(errors: Iterable[WeightError], root: str) -> dict[int, tuple[ClassError, ...]]:
+    """Of the text model: a vision part counts layers of its own."""
     layers: dict[int, list[WeightError]] = {}
     for error in errors:
-        place = _LAYER.search(error.name)
-        if place is not None:
-            layers.setdefault(int(place[1]), []).append(error)
-    return {layer: class_errors(members) for layer, members in sorted(layers.items())}
+        layer = layer_of(error.name)
+        if layer is not None and layer.root == root:
+            layers.setdefault(layer.number, []).append(error)
+    return {number: class_errors(members) for number, members in sorted(layers.items())}
 
 
 def _sizes(pair: Pair) -> tuple[PartSize, ...]:

@@ -1,7 +1,6 @@
 """Typed look-up in a `config.json`: a key that is missing or of the wrong type is the source's fault."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from quantkit.checkpoint.file_names import CONFIG_NAME
@@ -12,7 +11,6 @@ LARGEST = 10_000_000
 MOST_LAYERS, MOST_EXPERTS = 1_000, 4_000
 MOST_LAYERS_TIMES_EXPERTS = 400_000
 _LARGEST_OF = {"layers": MOST_LAYERS, "experts": MOST_EXPERTS}  # by a key's last word: what is enumerated
-_MOST_DIGITS = 9
 
 
 def text_config(config: Config) -> Config:
@@ -34,12 +32,6 @@ def integer(config: Config, key: str, default: int | None = None, *, at_least: i
         what = "is missing" if value is None else f"is {value!r}, not a count from {at_least} to {largest}"
         raise SourceError(f"{key} {what}", file=CONFIG_NAME, remedy="take config.json from the source again")
     return value
-
-
-@lru_cache(maxsize=MOST_EXPERTS)
-def number_in_name(digits: str) -> int:
-    """Of a layer or an expert; what has more digits than any count is beyond them all."""
-    return int(digits[-_MOST_DIGITS:]) if len(digits.lstrip("0")) <= _MOST_DIGITS else 10**_MOST_DIGITS
 
 
 def section(config: Config, key: str) -> Config | None:

@@ -9,6 +9,7 @@ from quantkit.checkpoint.file_names import CONFIG_NAME
 from quantkit.errors import SourceError
 from quantkit.families.config_values import MOST_LAYERS_TIMES_EXPERTS, Config, flag, integer, per_layer
 from quantkit.families.family import ExpectedTensor, Role
+from quantkit.module_names import layer_name
 from quantkit.tensors import BF16, F32
 
 Attention = Callable[[Config, str, int], Iterator[ExpectedTensor]]
@@ -150,7 +151,7 @@ def causal_lm(
         )
     yield plain(f"{root}embed_tokens.weight", (vocabulary, hidden), Role.EMBEDDING)
     for layer in range(num_layers + integer(config, "num_nextn_predict_layers", 0)):
-        prefix = f"{root}layers.{layer}."
+        prefix = f"{layer_name(root, layer)}."
         if layer >= num_layers:
             yield from mtp(config, prefix)
         yield norm(f"{prefix}input_layernorm", hidden)

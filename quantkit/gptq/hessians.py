@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quantkit.statistics.names import KvPart
+
 
 @dataclass(slots=True)
 class HessianSum:
@@ -65,7 +67,7 @@ class LinearHessians:
     def expert(self, experts: str, number: int, inputs_TC: Tensor, inner_TI: Tensor) -> None:
         """Experts are visited."""
 
-    def cache(self, attention: str, part: str, values_THD: Tensor) -> None:
+    def cache(self, attention: str, part: KvPart, values_THD: Tensor) -> None:
         """Not needed."""
 
     def groups(self) -> dict[str, list[str]]:

@@ -4,15 +4,12 @@ Only what has the very same input has a line here. llama.cpp's ``attn_k_b`` and 
 ``kv_b_proj``, but what they multiply is the query and the attention's output: no statistics of ``kv_b_proj``.
 """
 
-import re
 from typing import NamedTuple
 
-from quantkit.families.config_values import number_in_name
 from quantkit.importance.file import Kind
+from quantkit.module_names import expert_of, layer_of
 from quantkit.statistics.names import DOWN, GATE_UP
 
-_EXPERT = re.compile(r"(?P<layer>.+\.mlp\.experts)\.(?P<expert>\d+)\.(?P<leaf>gate_proj|up_proj|down_proj)")
-_LAYER = re.compile(r"layers\.(?P<number>\d+)\.(?P<rest>.+)")
 _STACKED = {"gate_proj": GATE_UP, "up_proj": GATE_UP, "down_proj": DOWN}
 _EXPERTS = {
     # gate and up have one input, and each speaks for the other where that is missing
@@ -54,19 +51,18 @@ def places_of(module: str, *, kind: Kind, root: str) -> tuple[Place, ...]:
 
     A block of llama.cpp is a layer of the same number; MTP layers come behind the decoder's in both.
     """
-    expert = _EXPERT.fullmatch(module)
-    number = None if expert is None else number_in_name(expert["expert"])
+    expert = expert_of(module)
+    if expert is not None and (expert.number is None or expert.rest not in _STACKED):
+        expert = None
     if kind == "statistics":
         if expert is None:
             return (Place(module),)
-        return (Place(f"{expert['layer']}.{_STACKED[expert['leaf']]}", number),)
-    if not module.startswith(root):
+        return (Place(f"{expert.experts}.{_STACKED[expert.rest]}", expert.number),)
+    layer = layer_of(module)
+    if layer is None or layer.root != root:
         return (Place("output"),) if module == "lm_head" else ()
-    layer = _LAYER.fullmatch(module.removeprefix(root))
-    if layer is None:
-        return ()
-    block = f"blk.{number_in_name(layer['number'])}"
+    block = f"blk.{layer.number}"
     if expert is not None:
-        return tuple(Place(f"{block}.{name}", number) for name in _EXPERTS[expert["leaf"]])
-    name = LLAMA_CPP.get(layer["rest"])
+        return tuple(Place(f"{block}.{name}", expert.number) for name in _EXPERTS[expert.rest])
+    name = LLAMA_CPP.get(layer.rest)
     return () if name is None else (Place(f"{block}.{name}"),)

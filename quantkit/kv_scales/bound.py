@@ -15,6 +15,7 @@ from quantkit.checkpoint.reader import read_tensor
 from quantkit.families.config_values import Config
 from quantkit.families.family import Family
 from quantkit.families.kv_shape import LatentKv
+from quantkit.module_names import layer_name
 from quantkit.numerics.fp8 import E4M3_MAX
 from quantkit.tensors import BF16, F16, F32
 from quantkit.weights.binding import Binding
@@ -49,7 +50,7 @@ def latent_bounds(binding: Binding, family: Family, config: Config, shape: Laten
     first_mtp = family.num_layers(config)
     root = text_root(binding)
     for layer in range(first_mtp + family.num_mtp_layers(config)):
-        name = f"{root}layers.{layer}.self_attn.kv_a_layernorm.weight"
+        name = f"{layer_name(root, layer)}.self_attn.kv_a_layernorm.weight"
         weight = binding.weights.get(name)
         if weight is not None:
             gain = _largest(weight)

@@ -24,8 +24,10 @@ from quantkit.kv_scales.choose import (
 )
 from quantkit.kv_scales.observed import Observed, observed
 from quantkit.kv_scales.spelling import LayerScales
+from quantkit.module_names import layer_name
 from quantkit.numerics.fp8_error import Fp8Error
 from quantkit.statistics.file import Statistics, open_statistics
+from quantkit.statistics.names import KvPart
 from quantkit.weights.binding import Binding, bind_weights
 from quantkit.weights.completeness import text_root
 from quantkit.weights.identity import model_fingerprint
@@ -50,7 +52,7 @@ class KvScaleRequest:
 class PartReport:
     """Keys, values, latent or rope part of a layer: largest magnitude, its scales, errors at 1.0 and at the scales."""
 
-    part: str
+    part: KvPart
     absmax: float
     scales: NDArray[np.float32]
     at_unit: Fp8Error
@@ -176,8 +178,8 @@ def _layers(
     for layer in range(num_layers):
         parts = () if statistics is None else observed(statistics, shape, root, layer)
         k, v = _scales(parts, shape, request, method)
-        scales = LayerScales(layer=layer, module=f"{root}layers.{layer}.self_attn", k=k, v=v)
-        reports = tuple(_part_report(part, v if part.part == "v" else k) for part in parts)
+        scales = LayerScales(layer=layer, module=f"{layer_name(root, layer)}.self_attn", k=k, v=v)
+        reports = tuple(_part_report(part, v if part.part is KvPart.VALUE else k) for part in parts)
         found.append(LayerReport(scales=scales, parts=reports))
     return tuple(found)
 

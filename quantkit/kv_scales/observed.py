@@ -12,18 +12,19 @@ from numpy.typing import NDArray
 
 from quantkit.errors import SourceError
 from quantkit.families.kv_shape import HeadKv, KvShape, LatentKv
+from quantkit.module_names import layer_name
 from quantkit.numerics.magnitudes import NUM_BINS, bins_of
 from quantkit.statistics.file import Statistics
-from quantkit.statistics.names import HISTOGRAM, KEY, LARGEST, LATENT, ROPE, TILE, VALUE
+from quantkit.statistics.names import HISTOGRAM, LARGEST, TILE, KvPart
 
 _MOST_COUNTS = 1 << 52  # in one bin: sums of all stay exact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One kind of number: ``part`` is k, v, latent or rope."""
+    """One kind of number."""
 
-    part: str
+    part: KvPart
     histogram_HB: NDArray[np.int64]
     absmax_H: NDArray[np.float64]
 
@@ -43,28 +44,28 @@ def observed(statistics: Statistics, shape: KvShape, root: str, layer: int) -> t
     Raises SourceError for a layer that was not visited, for one of the two that is missing, and for a shape that is not
     this model's.
     """
-    prefix = f"{root}layers.{layer}.self_attn"
-    parts = [(prefix + name, rows) for name, rows in _expected(shape)]
-    missing = [name for name, _ in parts if name + HISTOGRAM not in statistics or name + LARGEST not in statistics]
+    attention = f"{layer_name(root, layer)}.self_attn"
+    parts = [(f"{attention}.{part}", part, rows) for part, rows in _expected(shape)]
+    missing = [name for name, *_ in parts if name + HISTOGRAM not in statistics or name + LARGEST not in statistics]
     if missing:
-        have = next((name for name, _ in parts if name not in missing), None)
+        have = next((name for name, *_ in parts if name not in missing), None)
         lacks = f"is missing, and {have}{HISTOGRAM} is there" if have else "is missing: the layer was not visited"
         _fail(statistics, missing[0] + HISTOGRAM, lacks)
-    return tuple(_read(statistics, name, rows) for name, rows in parts)
+    return tuple(_read(statistics, name, part, rows) for name, part, rows in parts)
 
 
-def _expected(shape: KvShape) -> Iterator[tuple[str, int]]:
-    """Suffixes, and how many rows each has."""
+def _expected(shape: KvShape) -> Iterator[tuple[KvPart, int]]:
+    """Parts, and how many rows each has."""
     if isinstance(shape, HeadKv):
-        yield from ((KEY, shape.num_kv_heads), (VALUE, shape.num_kv_heads))
+        yield from ((KvPart.KEY, shape.num_kv_heads), (KvPart.VALUE, shape.num_kv_heads))
         return
     assert isinstance(shape, LatentKv)
-    yield LATENT, -(-shape.latent_dim // TILE)
+    yield KvPart.LATENT, -(-shape.latent_dim // TILE)
     if shape.rope_dim:
-        yield ROPE, 1
+        yield KvPart.ROPE, 1
 
 
-def _read(statistics: Statistics, name: str, rows: int) -> Observed:
+def _read(statistics: Statistics, name: str, part: KvPart, rows: int) -> Observed:
     histogram, absmax = statistics.read(name + HISTOGRAM), statistics.read(name + LARGEST)
     for leaf, array, shape in ((HISTOGRAM, histogram, (rows, NUM_BINS)), (LARGEST, absmax, (rows,))):
         if array.shape != shape:
@@ -83,7 +84,7 @@ def _read(statistics: Statistics, name: str, rows: int) -> Observed:
             statistics, name + LARGEST, f"row {wrong[0]}: its largest value is not in the highest bin that counts any"
         )
     return Observed(
-        part=name.rpartition(".")[2],
+        part=part,
         histogram_HB=cast(NDArray[np.int64], histogram),
         absmax_H=absmax.astype(np.float64),
     )

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.engines.kv_scales import STATIC_KV_SCHEME
+from quantkit.engines.kv_scales import KEY_LEAF, STATIC_KV_SCHEME, VALUE_LEAF
 from quantkit.engines.kv_use import Attention, KvScales
-from quantkit.weights.stored_kv_scales import KEY_LEAF, VALUE_LEAF
 
 HEAD_STRATEGY = "attn_head"
 

@@ -7,9 +7,9 @@ import bisect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from quantkit.module_names import layer_of
 from quantkit.patterns import is_matched, matcher
 
-_LAYER = re.compile(r"\blayers\.\d+\.")
 _SAME_DIGITS = str.maketrans("123456789", "000000000")
 _NO_DIGITS = str.maketrans("", "", "0123456789")
 
@@ -63,8 +63,8 @@ def _entries(modules: Sequence[str], others: Sequence[str], fused: Mapping[str, 
 
 def _pattern_of(module: str) -> str:
     """For the module of every layer; empty for one that lies in none, or has another number, which examples hide."""
-    layer = _LAYER.search(module)
-    tail = "" if layer is None else module[layer.end() :]
+    layer = layer_of(module)
+    tail = "" if layer is None else layer.rest
     return rf"re:.*\.{re.escape(tail)}$" if tail and tail == tail.translate(_NO_DIGITS) else ""
 
 

@@ -1,6 +1,5 @@
 """Which weights of a plan a file of second moments covers, how well, and what it says besides."""
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -9,14 +8,13 @@ from quantkit.errors import RecipeError, SourceError
 from quantkit.importance.cover import Cover, Importance
 from quantkit.importance.file import Entry, ImportanceFile
 from quantkit.importance.names import Place, places_of
+from quantkit.module_names import expert_of
 from quantkit.numerics.shrinkage import PRIOR_TOKENS
 from quantkit.plan.plan import Action, Job, Plan
 from quantkit.plan.same_model import check_model
 from quantkit.weights.binding import Binding
 from quantkit.weights.completeness import text_root
 from quantkit.weights.weight import Weight
-
-_NUMBER = re.compile(r"\.experts\.\d+\.")
 
 
 def with_importance(plan: Plan, file: ImportanceFile) -> Plan:
@@ -97,12 +95,17 @@ def _importance(file: ImportanceFile, jobs: list[Job], places: Mapping[str, Plac
         how = Cover.NONE if place is None else layers.cover(place, weight.num_cols)
         cover[job.role.value][how] += 1
         if how is Cover.NONE:
-            missing[_NUMBER.sub(".experts.*.", weight.module)] += 1
+            missing[_of_any_expert(weight.module)] += 1
         elif place is not None:
             kept[weight.name] = place
     used = {place.entry for place in places.values()}
     unused = tuple(sorted(name for name in file.entries if name not in used))
     return Importance(file=file, places=kept, cover=dict(cover), missing=dict(missing), unused=unused)
+
+
+def _of_any_expert(module: str) -> str:
+    expert = expert_of(module)
+    return module if expert is None or expert.number is None else f"{expert.experts}.*.{expert.rest}"
 
 
 class _Layers:

@@ -4,7 +4,6 @@ SGLang divides the input of all experts of a layer by one number for gate and up
 ``input_scale`` among them, 1 where an expert has none. So all experts of a layer are given the same two.
 """
 
-import re
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -14,17 +13,15 @@ import numpy as np
 from quantkit.checkpoint.header import StoredTensor, read_header
 from quantkit.checkpoint.reader import read_tensor
 from quantkit.errors import RecipeError, SourceError
-from quantkit.families.config_values import number_in_name
+from quantkit.module_names import Expert, expert_of, experts_in
 from quantkit.numerics import bfloat16
 from quantkit.numerics.fp8 import E4M3_MAX
 from quantkit.statistics.names import ABSMAX, DOWN, GATE_UP
 from quantkit.tensors import F32
 from quantkit.weights.weight import Weight
 
-_DOWN = ".down_proj"
-_EXPERTS = ".experts."
-_PROJECTION = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d+)\.(?:gate|up|down)_proj")
-_STACKED = re.compile(rf"(?P<experts>.+\.experts)\.(?:{GATE_UP}|{DOWN})")  # all experts of a layer
+_PROJECTIONS = ("gate_proj", "up_proj", DOWN)
+_STACKED = (GATE_UP, DOWN)  # all experts of a layer
 _LEAST, _MOST = 1e-6, 1e6  # of inputs that a model can have
 
 
@@ -40,18 +37,18 @@ def read_input_scales(path: Path, layers: Collection[str], num_experts: int) -> 
     largest: dict[str, list[float]] = {}
     for tensor in read_header(path).tensors:
         module = tensor.name.removesuffix(ABSMAX)
-        if module == tensor.name or _EXPERTS not in module:
+        if module == tensor.name or experts_in(module) is None:
             continue
-        match = _match(module, tensor, num_experts)
-        if match is None or match["experts"] not in layers:
+        expert = _expert(module, tensor, num_experts)
+        if expert is None or expert.experts not in layers:
             raise SourceError(
                 "is no expert's projection of this checkpoint",
                 tensor=tensor.name,
                 file=path,
                 remedy="give statistics of this checkpoint",
             )
-        ends = largest.setdefault(match["experts"], [0.0, 0.0])
-        is_down = int(module.endswith(_DOWN))
+        ends = largest.setdefault(expert.experts, [0.0, 0.0])
+        is_down = int(expert.rest == DOWN)
         ends[is_down] = max(ends[is_down], _largest(tensor, path))
     if not largest:
         raise SourceError(f"holds no MODULE{ABSMAX} of experts", file=path, remedy="see --stats in the README")
@@ -66,13 +63,14 @@ def read_input_scales(path: Path, layers: Collection[str], num_experts: int) -> 
     return {parent: (_scale(ends[0]), _scale(ends[1])) for parent, ends in sorted(largest.items())}
 
 
-def _match(module: str, tensor: StoredTensor, num_experts: int) -> re.Match[str] | None:
+def _expert(module: str, tensor: StoredTensor, num_experts: int) -> Expert | None:
     """An expert's projection, or that of all experts; None for experts that there are not."""
-    stacked = _STACKED.fullmatch(module)
-    if stacked is not None:
-        return stacked if len(tensor.spec.shape) == 2 and tensor.spec.shape[0] <= num_experts else None
-    single = _PROJECTION.fullmatch(module)
-    return single if single is not None and number_in_name(single["number"]) < num_experts else None
+    expert, shape = expert_of(module), tensor.spec.shape
+    if expert is None:
+        return None
+    if expert.number is None:
+        return expert if expert.rest in _STACKED and len(shape) == 2 and shape[0] <= num_experts else None
+    return expert if expert.rest in _PROJECTIONS and expert.number < num_experts else None
 
 
 def _largest(tensor: StoredTensor, path: Path) -> float:
@@ -105,15 +103,15 @@ def input_scale_of(weight: Weight, scales: Mapping[str, tuple[float, float]]) ->
     """Bits of an expert's scale; None where there are none at all. Raises RecipeError for a layer without."""
     if not scales:
         return None
-    parent = weight.module.rpartition(_EXPERTS)[0] + ".experts"
-    if parent not in scales:
+    expert = expert_of(weight.module)
+    if expert is None or expert.experts not in scales:
         raise RecipeError(
             "the statistics hold nothing of this layer, and the engine would take 1 for it",
             tensor=weight.name,
             file=weight.stored.path.name,
             remedy="give statistics of this checkpoint, or leave --stats out",
         )
-    return _bits(scales[parent][int(weight.module.endswith(_DOWN))])
+    return _bits(scales[expert.experts][int(expert.rest == DOWN)])
 
 
 @lru_cache(maxsize=4096)

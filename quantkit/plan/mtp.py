@@ -4,14 +4,14 @@ A draft cannot change what a model answers, only how many of its guesses are tak
 norms and heads stay as they are in every form.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.errors import RecipeError
-from quantkit.families.config_values import Config, number_in_name
+from quantkit.families.config_values import Config
 from quantkit.families.family import Family, Role
+from quantkit.module_names import layer_of
 from quantkit.recipe import Recipe
 from quantkit.weights.weight import Weight
 
@@ -27,9 +27,9 @@ def mtp_layers(family: Family, config: Config) -> range:
 
 
 def is_in(layers: range, module: str) -> bool:
-    """Whether a module lies in one of these layers."""
-    match = re.search(r"(?:^|\.)layers\.(\d+)\.", module)
-    return match is not None and number_in_name(match[1]) in layers
+    """Whether a module lies in one of these layers, whatever its root: vision parts here have no ``layers``."""
+    layer = layer_of(module)
+    return layer is not None and layer.number in layers
 
 
 def without_mtp(weights: Mapping[str, Weight], layers: range) -> dict[str, Weight]:

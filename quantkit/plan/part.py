@@ -1,13 +1,12 @@
 """A part of a plan that was made, and checked, whole: what a smoke run converts."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
 from quantkit.checkpoint.source import Checkpoint
 from quantkit.errors import UsageError
 from quantkit.families import FAMILIES
-from quantkit.families.config_values import number_in_name
+from quantkit.module_names import layer_of
 from quantkit.plan.limits import Limits, Partial
 from quantkit.plan.plan import Job, Plan, PlannedShard
 from quantkit.weights.binding import Binding
@@ -56,14 +55,14 @@ def _needed(checkpoint: Checkpoint, shards: tuple[PlannedShard, ...]) -> Checkpo
 
 def _with_layers(plan: Plan, layers: tuple[int, int]) -> tuple[PlannedShard, ...]:
     first, last = layers
-    layer_of = _layers(plan)
-    num_layers = _num_layers(plan, layer_of)
+    numbers = _layers(plan)
+    num_layers = _num_layers(plan, numbers)
     if not first <= last < num_layers:
         there = f"there are 0 to {num_layers - 1}" if num_layers else "no weight lies in one"
         raise UsageError(f"--layers {first}-{last} names layers that there are not", remedy=f"{there}; give A-B")
     kept = []
     for shard in plan.shards:
-        jobs = tuple(job for job in shard.jobs if first <= layer_of.get(job.weight.name, first) <= last)
+        jobs = tuple(job for job in shard.jobs if first <= numbers.get(job.weight.name, first) <= last)
         if jobs:
             kept.append(_reduced(shard, jobs))
     return tuple(kept)
@@ -77,14 +76,14 @@ def _reduced(shard: PlannedShard, jobs: tuple[Job, ...]) -> PlannedShard:
 def _layers(plan: Plan) -> dict[str, int]:
     """Weight to layer, of those that lie in one."""
     weights = {job.weight.name: job.weight for job in plan.jobs}
-    pattern = re.compile(rf"{re.escape(text_root(Binding(weights=weights, dropped={})))}layers\.(\d+)\.")
-    matches = {name: pattern.match(name) for name in weights}
-    return {name: number_in_name(match[1]) for name, match in matches.items() if match is not None}
+    root = text_root(Binding(weights=weights, dropped={}))
+    layers = {name: layer_of(name) for name in weights}
+    return {name: layer.number for name, layer in layers.items() if layer is not None and layer.root == root}
 
 
-def _num_layers(plan: Plan, layer_of: Mapping[str, int]) -> int:
+def _num_layers(plan: Plan, numbers: Mapping[str, int]) -> int:
     family = FAMILIES[plan.family]
     if family.is_known:
         config = plan.checkpoint.config
         return family.num_layers(config) + family.num_mtp_layers(config)
-    return max(layer_of.values(), default=-1) + 1
+    return max(numbers.values(), default=-1) + 1

@@ -5,14 +5,27 @@
 dimension counts the experts. Legend: C input channels, E experts, H heads or tiles, B bins of a histogram.
 """
 
+from enum import StrEnum
+
 SECOND_MOMENT = ".input_second_moment"  # F32 [C] or [E, C]: mean of the squares over the tokens that the module saw
 ABSMAX = ".input_absmax"  # F32 [C] or [E, C]: largest magnitude; zero where no token was seen
 TOKEN_COUNT = ".token_count"  # I64 [] or [E]: tokens that the module saw
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 
-# of a layer's attention: F32 [H] largest magnitudes, I64 [H, B] counts of magnitudes (`numerics.magnitudes`)
+# of ``ATTENTION.PART``: F32 [H] largest magnitudes, I64 [H, B] counts of magnitudes (`numerics.magnitudes`)
 HISTOGRAM, LARGEST = "_histogram", "_absmax"
-KEY, VALUE = ".k", ".v"  # a row for each KV head, as the cache holds them (keys after rotation)
-LATENT, ROPE = ".latent", ".rope"  # latent attention: a row for each 128 channels; the rotated part of the key, one row
 TILE = 128  # latent channels that share a scale in rows of sparse attention
+
+
+class KvPart(StrEnum):
+    """What the KV cache holds of a token.
+
+    Keys, after rotation, and values: a row for each KV head. Of latent attention: a row for each ``TILE`` channels, and
+    one for the rotated part of the key.
+    """
+
+    KEY = "k"
+    VALUE = "v"
+    LATENT = "latent"
+    ROPE = "rope"

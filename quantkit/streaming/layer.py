@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quantkit.errors import SourceError, first_line
+from quantkit.statistics.names import KvPart
 from quantkit.streaming.experts import ExpertWeights, Recorder, Routing, Visit
 from quantkit.streaming.observer import Observer
 from quantkit.streaming.states import States
@@ -150,8 +151,8 @@ def _saw(module: str, observer: Observer, _: nn.Module, args: tuple[Tensor, ...]
 def _saw_latent(
     attention: str, observer: Observer, expand: Callable[..., Any], latent: Tensor, rope: Tensor, **options: Any
 ) -> Any:
-    observer.cache(attention, "latent", latent.reshape(-1, 1, latent.shape[-1]))
-    observer.cache(attention, "rope", rope.reshape(-1, 1, rope.shape[-1]))
+    observer.cache(attention, KvPart.LATENT, latent.reshape(-1, 1, latent.shape[-1]))
+    observer.cache(attention, KvPart.ROPE, rope.reshape(-1, 1, rope.shape[-1]))
     return expand(latent, rope, **options)
 
 
@@ -163,6 +164,6 @@ class _CacheTap:
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """[N, H, S, D] each."""
-        for part, one in (("k", keys), ("v", values)):
+        for part, one in ((KvPart.KEY, keys), (KvPart.VALUE, values)):
             self._observer.cache(self._name, part, one.transpose(1, 2).reshape(-1, one.shape[1], one.shape[-1]))
         return keys, values

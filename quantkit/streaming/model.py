@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from quantkit.checkpoint.source import Checkpoint
 from quantkit.errors import SourceError
-from quantkit.families.config_values import number_in_name
 from quantkit.families.family import Family
+from quantkit.module_names import layer_name, layer_of
 from quantkit.streaming.ahead import ahead
 from quantkit.streaming.architectures import build_skeleton
 from quantkit.streaming.decode import decode_rows, decode_weight
@@ -28,7 +28,7 @@ from quantkit.weights.weight import Weight
 
 _EMBEDDED_TOKENS = 1 << 13  # at a time: 200 MB where a token has 6,144 channels
 HEAD_ROWS = 8192  # of the vocabulary that are in memory at a time
-_EXPERTS = "mlp.experts."
+_EXPERTS = "mlp.experts"
 
 
 @dataclass(kw_only=True)
@@ -67,12 +67,11 @@ class StreamedModel:
 
     def layer_bytes(self) -> list[int]:
         """Stored bytes of each layer, experts included."""
-        sizes = [0] * self.num_layers
-        prefix = f"{self.root}layers."
+        sizes, root = [0] * self.num_layers, self.root
         for weight in self.binding.weights.values():
-            digits, _, _ = weight.name.removeprefix(prefix).partition(".")
-            if weight.name.startswith(prefix) and digits.isdigit() and number_in_name(digits) < len(sizes):
-                sizes[number_in_name(digits)] += weight.stored_bytes
+            layer = layer_of(weight.name)
+            if layer is not None and layer.root == root and layer.number < len(sizes):
+                sizes[layer.number] += weight.stored_bytes
         return sizes
 
     def embed(self, ids_T: Tensor) -> Tensor:
@@ -86,9 +85,9 @@ class StreamedModel:
         """Load one layer without its experts, which is alive as long as the caller holds it. Any thread may do it."""
         with torch.device("meta"):
             module = self._layer_classes[index](self.skeleton.config, index).eval()
-        name = f"{self.root}layers.{index}"
+        name = layer_name(self.root, index)
         for inner, slot in _slots(module):
-            if inner.startswith(_EXPERTS):
+            if inner.startswith(f"{_EXPERTS}."):
                 continue
             value = decode_weight(self._weight(f"{name}.{inner}"))
             if value.shape != slot.shape:
@@ -153,7 +152,7 @@ class StreamedModel:
         if not hasattr(block, "experts"):
             return None
         gate, up, down = self.family.expert_dims
-        prefix = f"{name}.mlp.experts"
+        prefix = f"{name}.{_EXPERTS}"
         weights = tuple(
             {
                 part: self._weight(f"{prefix}.{number}.{leaf}.weight")

@@ -4,6 +4,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from quantkit.statistics.names import KvPart
+
 
 class Observer(Protocol):
     """Called with a part of the tokens at a time, in their order, and with every token once."""
@@ -14,5 +16,5 @@ class Observer(Protocol):
     def expert(self, experts: str, number: int, inputs_TC: Tensor, inner_TI: Tensor) -> None:
         """Input of gate and up, and of down, of the tokens that chose an expert. ``experts``: ``....mlp.experts``."""
 
-    def cache(self, attention: str, part: str, values_THD: Tensor) -> None:
-        """What the KV cache would hold: ``part`` is k, v, latent or rope; keys are rotated."""
+    def cache(self, attention: str, part: KvPart, values_THD: Tensor) -> None:
+        """What the KV cache would hold."""

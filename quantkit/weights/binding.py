@@ -14,6 +14,7 @@ from quantkit.codecs.codec import Codec
 from quantkit.codecs.float_values import FloatValues
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.codecs.opaque import Opaque
+from quantkit.engines.kv_scales import SCALE_LEAVES
 from quantkit.errors import SourceError
 from quantkit.layouts import compressed_tensors as ct
 from quantkit.layouts.classic import G_IDX, QZEROS, SCALES
@@ -37,8 +38,7 @@ _STATIC_SCALES = (
     *(
         ".input_scale",
         ".output_scale",
-        ".k_scale",
-        ".v_scale",
+        *SCALE_LEAVES,
         ".q_scale",
         ".prob_scale",
         ".prob_output_scale",

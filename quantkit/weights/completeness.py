@@ -1,14 +1,13 @@
 """Is everything there that the config promises? Compared at the level of logical weights, whatever their storage."""
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from quantkit.checkpoint.source import Checkpoint
 from quantkit.codecs.opaque import Opaque
 from quantkit.errors import SourceError
-from quantkit.families.config_values import number_in_name
 from quantkit.families.family import ExpectedTensor, Family, Role
+from quantkit.module_names import expert_of, layer_name, layer_of
 from quantkit.tensors import F64
 from quantkit.weights.binding import Binding
 from quantkit.weights.weight import Weight
@@ -67,7 +66,7 @@ def missing_weights(family: Family, checkpoint: Checkpoint, binding: Binding) ->
     missing = [tensor for tensor in expected if not tensor.optional and tensor.name not in binding.weights]
     first_mtp = family.num_layers(checkpoint.config)
     mtp_layers = range(first_mtp, first_mtp + family.num_mtp_layers(checkpoint.config))
-    prefixes = tuple(f"{root}layers.{layer}." for layer in mtp_layers)
+    prefixes = tuple(f"{layer_name(root, layer)}." for layer in mtp_layers)
     has_mtp = any(name.startswith(prefixes) for name in binding.weights) if prefixes else False
     warnings = []
     if prefixes and not has_mtp:
@@ -91,13 +90,13 @@ def _check_surplus(family: Family, checkpoint: Checkpoint, binding: Binding, roo
     """A layer or an expert that the config does not count would be carried along unseen, and never loaded."""
     num_layers = family.num_layers(checkpoint.config) + family.num_mtp_layers(checkpoint.config)
     num_experts = family.num_experts(checkpoint.config)
-    pattern = re.compile(rf"{re.escape(root)}layers\.(\d+)\.(?:mlp\.experts\.(\d+)\.)?")
     for name, weight in binding.weights.items():
-        match = pattern.match(name)
-        if match is None:
+        layer = layer_of(name)
+        if layer is None or layer.root != root:
             continue
-        layer, expert = number_in_name(match[1]), number_in_name(match[2] or "0")
-        if layer >= num_layers or (match[2] is not None and expert >= num_experts):
+        expert = expert_of(layer.rest)
+        number = None if expert is None else expert.number
+        if layer.number >= num_layers or (number is not None and number >= num_experts):
             raise SourceError(
                 f"lies beyond the {num_layers} layers of {num_experts} experts that config.json counts",
                 tensor=weight.stored.name,
@@ -115,10 +114,10 @@ def root_of_names(names: Iterable[str]) -> str:
     """The same of the names of weights or of stored tensors."""
     listed = list(names)
     for name in listed:
-        if name.endswith("embed_tokens.weight") and ".layers." not in name:
+        if name.endswith("embed_tokens.weight") and layer_of(name) is None:
             return name.removesuffix("embed_tokens.weight")
     for name in listed:
-        head, found, _ = name.partition("layers.0.")
-        if found and head.endswith("model."):
-            return head
+        layer = layer_of(name)
+        if layer is not None and layer.number == 0 and layer.root.endswith("model."):
+            return layer.root
     return "model."

@@ -12,6 +12,7 @@ from quantkit.codecs.float_values import FloatValues
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.errors import SourceError
 from quantkit.families.config_values import MOST_EXPERTS
+from quantkit.module_names import expert_of
 from quantkit.weights.weight import Weight
 
 
@@ -19,8 +20,8 @@ def is_fused_expert(tensor: StoredTensor, projections: Mapping[str, tuple[str, .
     """Whether a tensor holds all experts of a layer."""
     if len(tensor.spec.shape) != 3:
         return False
-    parent, _, leaf = tensor.name.removesuffix(".weight").rpartition(".")
-    return leaf in projections and parent.rpartition(".")[2] == "experts"
+    expert = expert_of(tensor.name.removesuffix(".weight"))
+    return expert is not None and expert.number is None and expert.rest in projections
 
 
 def split_fused(

@@ -5,18 +5,18 @@ between revisions: they are trained. A few hundred kilobytes are read.
 """
 
 import hashlib
-import re
 
 from quantkit.checkpoint.reader import read_tensor
 from quantkit.errors import SourceError
-from quantkit.families.config_values import Config, number_in_name
+from quantkit.families.config_values import Config
 from quantkit.families.family import Family, Role
+from quantkit.module_names import layer_of
 from quantkit.numerics import bfloat16
 from quantkit.tensors import BF16, F16, F32
 from quantkit.weights.binding import Binding
 
 _FLOATS = (BF16, F16, F32)
-_PLACE = re.compile(r"layers\.(?P<name>(?P<layer>\d+)\..+norm\.weight)$")
+_NORM = "norm.weight"
 
 
 def model_fingerprint(binding: Binding, family: Family, config: Config) -> str:
@@ -28,11 +28,11 @@ def model_fingerprint(binding: Binding, family: Family, config: Config) -> str:
     """
     gains = {}
     for weight in binding.weights.values():
-        place = _PLACE.search(weight.name)
-        if place is None or number_in_name(place["layer"]) >= family.num_layers(config):
-            continue
+        layer = layer_of(weight.name) if weight.name.endswith(_NORM) else None
+        if layer is None or layer.rest == _NORM or layer.number >= family.num_layers(config):
+            continue  # fingerprints have always been without a bare norm
         if family.role_of(weight.name) is Role.NORM and weight.stored.spec.dtype in _FLOATS:
-            gains[place["name"]] = weight
+            gains[f"{layer.number}.{layer.rest}"] = weight
     if not gains:
         raise SourceError("has no norms below layers.N, by which a model is known", remedy="name a language model")
     digest = hashlib.sha256()

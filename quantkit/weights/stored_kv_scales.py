@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.reader import read_tensor
+from quantkit.engines.kv_scales import KEY_LEAF, SCALE_LEAVES
 from quantkit.errors import SourceError
 from quantkit.numerics import bfloat16
 from quantkit.tensors import BF16, F16, F32
 
-KEY_LEAF, VALUE_LEAF = "k_scale", "v_scale"
 _REMEDY = "leave KV scales out (1.0 is taken then), or calibrate them again"
 
 
@@ -30,7 +30,7 @@ def stored_kv_scales(tensors: Mapping[str, StoredTensor]) -> Iterator[StoredKvSc
     Raises SourceError for a number that is no scale (zero, negative, NaN, infinite), for one of k and v without the
     other, and for what is no float: engines divide by them, or take 1 in silence.
     """
-    found = {name: tensor for name, tensor in tensors.items() if name.endswith((f".{KEY_LEAF}", f".{VALUE_LEAF}"))}
+    found = {name: tensor for name, tensor in tensors.items() if name.endswith(SCALE_LEAVES)}
     for name, tensor in sorted(found.items()):
         other = _other(name)
         if other not in found:

@@ -101,6 +101,16 @@ def test_a_model_is_no_distance_from_itself(tmp_path):
     assert all(one.source_bytes == one.output_bytes > 0 for one in found.sizes)
 
 
+def test_layers_of_a_vision_part_are_none_of_the_models(tmp_path):
+    source = lively_checkpoint(tmp_path / "source", "kimi_k25")
+    source.put("vision_tower.encoder.layers.1.fc.weight", torch.ones(4, 4, dtype=torch.bfloat16))
+    source.write()
+    found = report_of(tmp_path, source.directory, source.directory)
+    assert "vision" in {one.role for one in found.classes}
+    assert found.layer_classes.keys() == {0, 1}
+    assert not any(one.role == "vision" for classes in found.layer_classes.values() for one in classes)
+
+
 def test_two_runs_and_files_give_the_same_figures(tmp_path):
     converted(tmp_path)
     found = [

@@ -92,6 +92,17 @@ def test_what_is_no_layer_of_the_text_model_has_no_place():
     assert places_of("model.layers.3.eh_proj", kind="imatrix.gguf", root="model.") == ()
 
 
+@pytest.mark.parametrize("block", ["mlp", "feed_forward"])
+def test_experts_are_found_wherever_they_stand_in_a_layer(block):
+    module = f"layers.03.{block}.experts.17.up_proj"
+    assert places_of(module, kind="statistics", root="") == (Place(f"layers.03.{block}.experts.gate_up_proj", 17),)
+    assert places_of(module, kind="imatrix.dat", root="")[0] == Place("blk.3.ffn_up_exps", 17)
+    for rest in (f"{block}.experts.17.w1", f"{block}.experts.gate_up_proj"):  # of no name, of no number
+        assert places_of(f"layers.3.{rest}", kind="statistics", root="") == (Place(f"layers.3.{rest}"),)
+        assert places_of(f"layers.3.{rest}", kind="imatrix.gguf", root="") == ()
+    assert places_of("lm_head", kind="imatrix.gguf", root="") == (Place("output"),)
+
+
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -1.0])
 @pytest.mark.parametrize("kind", ["gguf", "dat", "statistics"])
 def test_numbers_that_are_no_moments_are_named(kind, wrong, entries, tmp_path):

@@ -6,11 +6,13 @@ import torch
 from quantkit.checkpoint.source import open_checkpoint
 from quantkit.engines.parallel import Parallel
 from quantkit.errors import RecipeError, SourceError, UsageError
+from quantkit.families import FAMILIES
 from quantkit.memory.gpus import GPUS
 from quantkit.memory.make import make_memory_plan
 from quantkit.memory.model import model_from_checkpoint, model_from_config
 from quantkit.memory.scheme import Scheme
 from quantkit.memory.serving import MemoryRequest
+from quantkit.memory.tensor_groups import group_stored
 from quantkit.weights.binding import bind_weights
 from quantkit.weights.completeness import check_complete
 from tests.memory.plans import FP8, INT4
@@ -63,6 +65,18 @@ def test_fused_fp8_experts_are_planned_as_stored(model_type, tiny_checkpoint):
     one, other = (make(read(source), context=128) for source in (whole, fused))
     # 128 rows of gate and up end with a block of scales, so that nothing is stored twice
     assert one.stages[0].weights == other.stages[0].weights
+
+
+def test_stacked_experts_are_cut_as_what_they_are(tiny_checkpoint):
+    """The last part of their names is the same."""
+    source = unknown_family(tiny_checkpoint(model_type="deepseek_v3", source_format="bf16", fused_experts=True))
+    for shard in source.shards.values():
+        for name in [name for name in shard if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+            shard[f"{name}.weight"] = shard.pop(name)
+    source.write()
+    groups = group_stored(FAMILIES["generic"], open_checkpoint(source.directory).tensors)
+    cut = {group.place.module: group.spec.shape for group in groups if len(group.spec.shape) == 3}
+    assert cut == {"gate_up_proj": (4, 256, 256), "down_proj": (4, 256, 128)}
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,21 @@ def test_bfloat16_differs_by_its_rounding(tmp_path):
     assert_equal_logits(exact, got, rel_rms=2 * rounding)
 
 
+def test_bytes_of_layers_are_those_of_their_weights(tmp_path):
+    tiny = lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
+    plain = opened(tiny.directory).layer_bytes()
+    stored = [
+        sum(one.nbytes for shard in tiny.shards.values() for name, one in shard.items() if f".{layer}." in name)
+        for layer in ("layers.0", "layers.1")
+    ]
+    assert plain == stored
+    tiny.put("model.layers.01.extra", torch.zeros(3))
+    for name in ("model.layers.\u00b2.extra", "model.layers.99.extra", "vision.layers.0.extra", "model.sub_layers.0.x"):
+        tiny.put(name, torch.zeros(1))
+    tiny.write()
+    assert opened(tiny.directory).layer_bytes() == [plain[0], plain[1] + 12]
+
+
 def test_layers_that_share_an_indexer_get_its_choice(tmp_path):
     changes = {"num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"], "index_topk": 4}
     tiny = lively_checkpoint(tmp_path / "source", "glm_moe_dsa", config_changes=changes)

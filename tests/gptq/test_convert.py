@@ -147,6 +147,31 @@ def test_what_does_not_go_with_a_method_is_refused_before_anything_runs(options,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+@pytest.mark.parametrize(
+    ("switches", "options", "message", "remedy"),
+    [
+        ({"source_format": "int4_native"}, [], "the source is INT4 already", "quantkit relayout"),
+        (
+            {"mtp": True},
+            ["--targets", r"re:.*layers\.2\..*experts.*"],
+            "no weight of the layers that are run",
+            "--targets",
+        ),
+    ],
+)
+def test_a_method_that_has_nothing_to_quantize_is_refused(
+    method, switches, options, message, remedy, tiny_checkpoint, tmp_path
+):
+    """Without a method the former is copied, the latter searched."""
+    directory = tiny_checkpoint(**switches).directory
+    more = ["--ignore", r"re:.*layers\.1\..*"] if options else []
+    for command in (["plan", directory], ["convert", directory, "-o", tmp_path / "out", "--text", "x"]):
+        error = refusal(*command, "--to", "int4", "--method", method, *options, *more)
+        assert (error.exit_code, message in error.message, remedy in error.remedy) == (2, True, True)
+    assert {path.name for path in tmp_path.iterdir()} == {"source"}
+
+
 def test_a_directory_that_is_not_ours_is_left_alone(tiny_checkpoint, tmp_path):
     (tmp_path / "out.words").mkdir()
     (tmp_path / "out.words" / "mine").touch()

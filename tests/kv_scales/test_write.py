@@ -197,16 +197,16 @@ def test_files_that_do_not_change_are_links_or_copies(converted, tmp_path, monke
     assert not (tmp_path / "linked" / "config.json").samefile(output / "config.json")
 
 
-@pytest.mark.parametrize("at", ["value", "shard", "config", "manifest"])
+@pytest.mark.parametrize("at", ["value", "subnormal", "shard", "config", "manifest"])
 def test_verify_finds_what_is_done_to_scales(at, converted, tmp_path):
     output, statistics, source = converted
     into(output, statistics, tmp_path / "kv")
     manifest = json.loads((tmp_path / "kv" / "conversion.json").read_text())
     shard = tmp_path / "kv" / into_checkpoint.SHARD_NAME
     config = tmp_path / "kv" / "config.json"
-    if at == "value":
+    if at in ("value", "subnormal"):
         content = bytearray(shard.read_bytes())
-        content[-4:] = b"\0\0\0\0"
+        content[-4:] = int(at == "subnormal").to_bytes(4, "little")  # 0, and 1e-45
         shard.write_bytes(content)
     elif at == "shard":
         shard.unlink()
@@ -220,6 +220,8 @@ def test_verify_finds_what_is_done_to_scales(at, converted, tmp_path):
     assert messages
     if at == "value":
         assert "is 0, and a scale is above 0" in messages
+    if at == "subnormal":
+        assert any(message.startswith("is 1.4013e-45: ") for message in messages)
 
 
 def test_garbled_scales_of_a_manifest_are_said(converted, tmp_path):

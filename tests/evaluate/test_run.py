@@ -189,6 +189,20 @@ def test_weights_that_the_output_lacks_are_named(tmp_path):
     assert all(".layers.2." in name for name in found.missing)
 
 
+def test_scales_of_a_kv_cache_are_named(tmp_path):
+    """Of whichever spelling; and no weight is missing for them."""
+    source = lively_checkpoint(tmp_path / "source", "glm4_moe")
+    for leaf in ("k_scale", "v_scale", "k_proj.k_scale", "v_proj.v_scale"):
+        source.put(f"model.layers.1.self_attn.{leaf}", torch.tensor([0.5]))
+    source.directory = tmp_path / "scaled"
+    source.write()
+    found = report_of(tmp_path, tmp_path / "source", tmp_path / "scaled", is_fast=True)
+    sizes = {part.role: (part.source_bytes, part.output_bytes) for part in found.sizes}
+    assert sizes["kv_scale"] == (0, 16)
+    assert "unknown" not in sizes
+    assert found.missing == ()
+
+
 def test_another_model_is_refused_unless_it_is_meant(tmp_path):
     lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
     other = lively_checkpoint(tmp_path / "other", "glm_moe_dsa")

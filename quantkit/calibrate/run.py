@@ -64,7 +64,7 @@ def _run_layers(calibration: Calibration, work: Work, fingerprint: str) -> None:
     model = calibration.model
     states = begin_states(model, calibration.tokens, directory=work.directory, layer=work.layers_done())
     sizes = model.layer_bytes()
-    stage = Stage(label="calibrate", total_bytes=sum(sizes), earlier_bytes=sum(sizes[: states.layer]))
+    stage = Stage(label="calibrate", total_bytes=sum(sizes), earlier_bytes=sum(sizes[: states.layer]), step="layer")
     calibration.report_progress(stage, 0)
     for layer in model.layers(states.layer):
         observer = LayerObserver(len(layer.experts.weights) if layer.experts is not None else 0)

@@ -65,13 +65,15 @@ def evaluate(
     Raises SourceError for what is not finite, with checkpoint, layer and token, and for weights that are missing.
     """
     layer_bytes = [model.layer_bytes() for model in pair]
-    head_bytes = sum(model.head_weight.stored_bytes for model in pair)
-    stage = Stage(label="evaluate", total_bytes=sum(map(sum, layer_bytes)) + head_bytes)
+    stage = Stage(label="evaluate", total_bytes=sum(map(sum, layer_bytes)), step="layer")
     report_progress(stage, 0)
-    advance = partial(report_progress, stage)
     states = [_embedded(model, tokens, work, name) for model, name in zip(pair, Pair._fields, strict=True)]
-    layers = tuple(_run_layers(pair, states, layer_bytes, advance))
-    return Evaluation(divergence=_run_heads(pair, states, tokens, advance), layers=layers)
+    layers = tuple(_run_layers(pair, states, layer_bytes, partial(report_progress, stage)))
+    head_bytes = sum(model.head_weight.stored_bytes for model in pair)
+    stage = Stage(label="compare predictions", total_bytes=head_bytes, step="block of the vocabulary")
+    report_progress(stage, 0)
+    divergence = _run_heads(pair, states, tokens, partial(report_progress, stage))
+    return Evaluation(divergence=divergence, layers=layers)
 
 
 def _embedded(model: StreamedModel, tokens: Tokens, work: Path | None, name: str) -> States:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import __version__
-from quantkit.checkpoint.begun import run_directory
+from quantkit.checkpoint.begun import remove_run, run_directory
 from quantkit.checkpoint.disk import named_errors, remove
+from quantkit.checkpoint.file_names import WORDS_SUFFIX
+from quantkit.checkpoint.output import partial_of
 from quantkit.checkpoint.source import source_stamps
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import convert_checkpoint
@@ -36,7 +38,7 @@ from quantkit.weights.identity import model_fingerprint
 from quantkit.weights.source_form import source_form
 from quantkit.words import Words, WordsWriter, finish_words, has_words, open_words
 
-WORDS_SUFFIX = ".words"
+_DECODED = "decoded"
 _MEMORY_SHARE = 0.7  # of what there is, for the model alone
 
 
@@ -67,14 +69,19 @@ def made_words(request: WordsRequest) -> Iterator[Words]:
     document = _document(plan)
     # what is known of files has no place in an output, and the words' document goes there
     run = {**document, "source": source_stamps(plan.checkpoint), "modules": _digest_of(_shapes(plan))}
-    with run_directory(directory, run, resume=request.resume):
+    with run_directory(directory, run, resume=request.resume, has_work=_has_work):
         if not has_words(directory):
             _make(request, document)
         words = open_words(directory)
         words.check_modules(_shapes(plan), group_size=plan.recipe.group_size)
         yield words
         with named_errors(directory):
-            remove(directory)
+            remove_run(directory)
+
+
+def _has_work(directory: Path) -> bool:
+    """Words of a layer, or of all; or what decoding has made of the source."""
+    return any(directory.glob("*.safetensors")) or partial_of(directory / _DECODED).exists()
 
 
 def _document(plan: Plan) -> dict[str, Any]:
@@ -190,7 +197,7 @@ def _plain_model(request: WordsRequest) -> Iterator[Path]:
     wanted: dict[str, Any] = {"rules": [], "mtp": "drop" if family.num_mtp_layers(checkpoint.config) else "int4"}
     document = recipe_document(default_recipe(family.name, has_experts=True)) | wanted
     plan = make_plan(parse_recipe(document, where="decoded source"), family, checkpoint, allow_incomplete=True)
-    target = request.directory / "decoded"
+    target = request.directory / _DECODED
     if target.exists():  # of a run that was stopped behind it
         remove(target)
     convert_checkpoint(

@@ -1,6 +1,7 @@
 """`quantkit convert --method gptq|awq` as a user runs it, with the real llm-compressor; and what it refuses."""
 
 import json
+import shutil
 
 import jsonschema
 import pytest
@@ -11,8 +12,10 @@ from quantkit.checkpoint.source import open_checkpoint
 from quantkit.verify.verify import verify_output
 from tests.cli.inside import refusal, run_inside
 from tests.cli.test_commands import SCHEMAS, run
-from tests.convert.helpers import load_output
+from tests.convert.faults import Faults, die_before, die_in_the_middle, killed
+from tests.convert.helpers import directory_bytes, load_output
 from tests.gptq.helpers import save_tokens, tiny_glm
+from tests.streaming.models import lively_checkpoint
 from tests.test_transformers import log_probabilities
 
 EXPERT = "model.layers.1.mlp.experts.3"
@@ -181,3 +184,70 @@ def test_a_directory_that_is_not_ours_is_left_alone(tiny_checkpoint, tmp_path):
     error = refusal("convert", tiny_checkpoint().directory, "--to", "int4", *options)
     assert (error.exit_code, error.message) == (2, "is there and not ours")
     assert (tmp_path / "out.words" / "mine").exists()
+
+
+@pytest.fixture(scope="module")
+def words_of_a_stopped_run(tmp_path_factory):
+    """A directory with tokens and the words of a conversion that was refused behind its calibration; and its source."""
+    source = lively_checkpoint(tmp_path_factory.mktemp("lively") / "source", "glm_moe_dsa").directory
+    stopped = tmp_path_factory.mktemp("stopped")
+    save_file({"input_ids": torch.arange(96).view(4, 24)}, stopped / "tokens.safetensors")
+    (stopped / "out.partial").write_text("in the way")
+    assert refusal(*streamed(source, stopped)).exit_code == 2
+    (stopped / "out.partial").unlink()
+    return source, stopped
+
+
+def streamed(source, root, *options):
+    tokens = ["--tokens", root / "tokens.safetensors"]
+    return (
+        "convert",
+        source,
+        "--to",
+        "int4",
+        "-o",
+        root / "out",
+        "--method",
+        "gptq",
+        "--streaming",
+        "-q",
+        *tokens,
+        *options,
+    )
+
+
+@pytest.mark.slow
+def test_a_kill_behind_the_rename_leaves_words_that_the_next_command_removes(words_of_a_stopped_run, tmp_path):
+    """At every change from the rename of the output on that is one of words; no child runs the model."""
+    source, stopped = words_of_a_stopped_run
+
+    def prepared(name):
+        shutil.copytree(stopped, tmp_path / name)
+        return tmp_path / name
+
+    faults = Faults(prepared("whole"), removals=True)
+    with faults.injected(die_before, -1):
+        run_inside(*streamed(source, faults.root))
+    renamed = next(at for at, call in enumerate(faults.calls) if call == f"rename {faults.root / 'out.partial'}")
+    places = [renamed, *(at for at, call in enumerate(faults.calls) if at > renamed and ".words" in call)]
+    assert len(places) == 1 + 2 + 2 + 1  # layers, documents, directory
+    for at in places:
+        root = prepared(f"kill-{at}")
+        command = streamed(source, root)
+        assert killed(lambda: run_inside(*command), Faults(root, removals=True), die_in_the_middle, at)  # noqa: B023
+        assert refusal(*command).message == "exists already"
+        assert {path.name for path in root.iterdir()} == {"out", "tokens.safetensors"}
+        assert directory_bytes(root / "out") == directory_bytes(faults.root / "out")
+    assert run_inside(*streamed(source, root, "--accept-complete")) == 0
+
+
+def test_words_of_another_output_are_left_alone(words_of_a_stopped_run, tmp_path):
+    source, stopped = words_of_a_stopped_run
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    before = directory_bytes(tmp_path / "out.words")
+    assert run_inside("convert", source, "--to", "int4", "-o", tmp_path / "out", "-q") == 0
+    for document in ({}, {"calibration": {"words_sha256": "0" * 64}}, {"calibration": []}):
+        manifest = json.loads((tmp_path / "out" / "conversion.json").read_text())
+        (tmp_path / "out" / "conversion.json").write_text(json.dumps(manifest | document))
+        assert refusal(*streamed(source, tmp_path)).message == "exists already"
+        assert directory_bytes(tmp_path / "out.words") == before

@@ -2,7 +2,6 @@
 
 import json
 import os
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from quantkit.kv_scales import into_checkpoint
 from quantkit.kv_scales.make import KvScaleRequest
 from quantkit.kv_scales.run import WriteRequest, run_kv_scales
 from quantkit.verify.verify import verify_output
-from tests.convert.faults import Faults, die_before, die_in_the_middle
+from tests.convert.faults import Faults, die_before, die_in_the_middle, killed
 from tests.convert.helpers import convert, directory_bytes, load_output
 from tests.kv_scales.helpers import calibrated, report_of
 
@@ -267,20 +266,6 @@ def test_a_damaged_output_is_not_copied(converted, tmp_path):
         into(output, statistics, tmp_path / "kv")
     assert not (tmp_path / "kv").exists()
     assert not (tmp_path / "kv.partial").exists()
-
-
-def killed(work, faults, fault, at):
-    """Whether a process of its own was killed at that change; it must not end otherwise than well."""
-    child = os.fork()
-    if not child:
-        with suppress(BaseException):
-            with faults.injected(fault, at):
-                work()
-            os._exit(0)
-        os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
 
 
 @pytest.mark.slow

@@ -31,10 +31,12 @@ class Calibration:
 def calibrate(calibration: Calibration) -> CalibrateReport:
     """Raises UsageError where the output exists, ResourceError where the states do not fit, SourceError for damage.
 
-    An interrupted run goes on behind the last layer that was done and gives the same bytes.
+    Nothing is made before headers have told what they can of that. An interrupted run goes on behind the last layer
+    that was done and gives the same bytes.
     """
     model, tokens = calibration.model, calibration.tokens
     _check_output(calibration.output, model.checkpoint.directory)
+    model.check(tokens)
     fingerprint = model_fingerprint(model.binding, model.family, model.checkpoint.config)
     dtype = str(model.dtype).removeprefix("torch.")
     document = {

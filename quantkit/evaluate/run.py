@@ -80,7 +80,7 @@ def _embedded(model: StreamedModel, tokens: Tokens, work: Path | None, name: str
     directory = None if work is None else work / name
     if directory is not None:
         directory.mkdir()
-    with _named(model):
+    with named(model):
         return begin_states(model, tokens, directory=directory)
 
 
@@ -91,7 +91,7 @@ def _run_layers(
     answers: list[Tensor | None] = []
     for layer in ahead(makers):
         side = len(answers)
-        with _named(pair[side]):
+        with named(pair[side]):
             answers.append(layer.run(states[side]))
         index = layer.index
         del layer  # before the one after the next is loaded
@@ -107,7 +107,7 @@ def _run_layers(
 
 
 def _load(model: StreamedModel, index: int) -> StreamedLayer:
-    with _named(model):
+    with named(model):
         return model.layer(index)
 
 
@@ -131,7 +131,7 @@ def _run_heads(pair: Pair, states: list[States], tokens: Tokens, advance: Callab
 
 
 def _head_blocks(model: StreamedModel) -> Iterator[tuple[int, Tensor]]:
-    with _named(model):
+    with named(model):
         yield from model.head_blocks()
 
 
@@ -169,7 +169,7 @@ def _relative_error(source_TH: Tensor, output_TH: Tensor) -> float:
 
 
 @contextmanager
-def _named(model: StreamedModel) -> Iterator[None]:
+def named(model: StreamedModel) -> Iterator[None]:
     """Errors say which of the two checkpoints they are about: their tensors have the same names."""
     try:
         yield

@@ -280,6 +280,35 @@ def test_a_run_that_finishes_no_layer_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "words"),
+    [
+        ("model.layers.1.self_attn.q_a_proj.weight", None, "is missing"),
+        ("model.layers.1.mlp.experts.2.down_proj.weight", None, "is missing"),
+        ("model.layers.1.mlp.experts.2.down_proj.weight", (128, 256), r"is \[128, 256\], transformers expects"),
+        ("model.norm.weight", (7,), r"is \[7\], transformers expects \[256\]"),
+        ("model.embed_tokens.weight", (128, 128), r"is \[128, 128\], transformers expects \[128, 256\]"),
+        ("lm_head.weight", None, "is missing"),
+    ],
+)
+def test_what_headers_tell_is_told_before_anything_is_made(tmp_path, monkeypatch, name, shape, words):
+    tiny = lively_checkpoint(tmp_path / "source", "glm_moe_dsa", source_format="bf16")
+    tiny.remove(name)
+    if shape is not None:
+        tiny.put(name, torch.zeros(shape, dtype=torch.bfloat16))
+    tiny.write()
+    monkeypatch.setattr("quantkit.calibrate.run.run_directory", lambda *_, **__: pytest.fail("it has begun"))
+    with pytest.raises(SourceError, match=f"{name}: {words}"):
+        run(tmp_path / "source", tmp_path / "stats.safetensors")
+
+
+def test_sequences_longer_than_the_model_reads_are_refused(tmp_path):
+    lively_checkpoint(tmp_path / "source", "glm_moe_dsa", config_changes={"max_position_embeddings": 8})
+    with pytest.raises(UsageError, match="sequences of 16 tokens are longer"):
+        run(tmp_path / "source", tmp_path / "stats.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
 def test_a_hidden_state_that_is_not_finite_is_named(tmp_path):
     tiny = lively_checkpoint(tmp_path / "source", "glm4_moe")
     for leaf in ("up_proj", "down_proj"):

@@ -251,3 +251,33 @@ def test_words_of_another_output_are_left_alone(words_of_a_stopped_run, tmp_path
         (tmp_path / "out" / "conversion.json").write_text(json.dumps(manifest | document))
         assert refusal(*streamed(source, tmp_path)).message == "exists already"
         assert directory_bytes(tmp_path / "out.words") == before
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "words"),
+    [
+        ("glm4_moe_lite", ["--streaming"], "'glm4_moe_lite' cannot be run layer by layer"),
+        ("kimi_k2", [], "transformers does not load it"),  # without code of the checkpoint
+    ],
+)
+def test_a_model_that_cannot_be_run_is_refused_before_anything_is_made(
+    model_type, options, words, tiny_checkpoint, tmp_path, monkeypatch
+):
+    source = tiny_checkpoint(model_type=model_type).directory
+    save_file({"input_ids": torch.zeros(2, 8, dtype=torch.int64)}, tmp_path / "tokens.safetensors")
+    monkeypatch.setattr("quantkit.gptq.make.run_directory", lambda *_, **__: pytest.fail("it has begun"))
+    arguments = ["--tokens", tmp_path / "tokens.safetensors", "--method", "gptq", *options]
+    error = refusal("convert", source, "--to", "int4", "-o", tmp_path / "new" / "out", *arguments)
+    assert (error.exit_code, words in error.message) == (3, True), str(error)
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "tokens.safetensors"}
+
+
+def test_an_output_that_exists_is_refused_before_anything_is_calibrated(words_of_a_stopped_run, tmp_path, monkeypatch):
+    """Also under the name that is taken where none is given."""
+    source, stopped = words_of_a_stopped_run
+    (tmp_path / "source-int4").mkdir()
+    monkeypatch.chdir(tmp_path)
+    tokens = ["--tokens", stopped / "tokens.safetensors"]
+    error = refusal("convert", source, "--to", "int4", "--method", "gptq", "--streaming", *tokens)
+    assert (error.exit_code, error.message) == (2, "exists already")
+    assert [path.name for path in tmp_path.iterdir()] == ["source-int4"]

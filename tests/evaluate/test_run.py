@@ -109,7 +109,6 @@ def test_two_runs_and_files_give_the_same_figures(tmp_path):
     ]
     assert found[0].summary == found[1].summary == found[2].summary
     assert found[0].layers == found[1].layers == found[2].layers
-    assert list((tmp_path / "work").iterdir()) == []
 
 
 def test_blocks_of_the_head_do_not_change_figures(tmp_path, monkeypatch):
@@ -251,7 +250,35 @@ def test_what_is_not_finite_is_named_with_its_checkpoint(tmp_path, name, words):
     other.write()
     with pytest.raises(SourceError, match=rf"other: {words}"):
         report_of(tmp_path, tmp_path / "source", tmp_path / "other", work=tmp_path / "work")
-    assert list((tmp_path / "work").iterdir()) == []
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_directory_for_states_goes_with_them_where_it_was_not_there(tmp_path):
+    """However the run ends; one that was there stays, with what lies in it."""
+    lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
+    work, seen = tmp_path / "new" / "work", []
+
+    def interrupt(_, done):
+        seen.append(sorted(path.name[:17] for path in tmp_path.rglob(".quantkit-states-*")))
+        if done:
+            raise KeyboardInterrupt
+
+    def evaluate_in(work, report_progress):
+        pair = Pair(opened(tmp_path / "source"), opened(tmp_path / "source"))
+        return make_report(pair, TOKENS, request(tmp_path, work=work, is_fast=True), report_progress=report_progress)
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_in(work, interrupt)
+    assert seen[0] == [".quantkit-states-"]
+    assert not (tmp_path / "new").exists()
+    evaluate_in(work, lambda _, __: None)
+    assert not (tmp_path / "new").exists()
+    work.mkdir(parents=True)
+    evaluate_in(work, lambda _, __: None)
+    assert work.exists()
+    (tmp_path / "new" / "file").touch()
+    with pytest.raises(UsageError, match="--work"):
+        evaluate_in(tmp_path / "new" / "file" / "deeper", lambda _, __: None)
 
 
 def test_a_weight_that_is_not_finite_is_named(tmp_path):

@@ -268,6 +268,29 @@ def test_a_damaged_output_is_not_copied(converted, tmp_path):
     assert not (tmp_path / "kv.partial").exists()
 
 
+@pytest.mark.parametrize("name", ["model-00002-of-00002.safetensors", "generation_config.json", "config.json"])
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_flipped_byte_is_not_vouched_for_anew(name, has_links, converted, tmp_path, monkeypatch):
+    """A shard with its length, a file beside it, and one that is read and written anew."""
+    output, statistics, _ = converted
+    content = (output / name).read_bytes()
+    if name.endswith("safetensors"):
+        flipped = content[:-9] + bytes([content[-9] ^ 4]) + content[-8:]
+    else:
+        flipped = content.replace(b"2", b"3", 1) if b"2" in content else b"[]"
+    assert len(flipped) == len(content)
+    (output / name).write_bytes(flipped)
+    if not has_links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(18, "Invalid cross-device link")))
+    with pytest.raises(VerificationError, match="is damaged; put the undamaged file back") as caught:
+        into(output, statistics, tmp_path / "kv")
+    assert caught.value.file == name
+    assert not (tmp_path / "kv").exists()
+    assert not (tmp_path / "kv.partial").exists()
+    (output / name).write_bytes(content)
+    into(output, statistics, tmp_path / "kv")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [die_before, die_in_the_middle])
 def test_a_kill_at_any_point_leaves_a_whole_copy_or_none(fault, converted, tmp_path):

@@ -25,11 +25,15 @@ _WAITING_FLUSHES = 8  # and one for each worker: a disk that is behind holds up 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A stretch of work that is measured: what goes on, its bytes in all, and those that an earlier run has done."""
+    """A stretch of work that is measured: what goes on, its bytes in all, and those that an earlier run has done.
+
+    ``step``: what each report has finished, where the bytes are run through a model: their speed says nothing.
+    """
 
     label: str
     total_bytes: int
     earlier_bytes: int = 0
+    step: str = ""
 
 
 ReportProgress = Callable[[Stage, int], None]  # called with what goes on and the bytes just finished, first with none

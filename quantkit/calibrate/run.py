@@ -1,5 +1,6 @@
 """Run a model over token sequences, layer by layer, and write down what was seen."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,11 +8,11 @@ from quantkit import __version__
 from quantkit.calibrate.observe import LayerObserver
 from quantkit.calibrate.report import CalibrateReport, summarize
 from quantkit.calibrate.work import Work, work_of
-from quantkit.checkpoint.begun import run_directory
+from quantkit.checkpoint.begun import remove_left, run_directory
 from quantkit.checkpoint.source import source_stamps
-from quantkit.errors import UsageError
+from quantkit.errors import QuantkitError, UsageError
 from quantkit.statistics.file import join_statistics, open_statistics
-from quantkit.streaming import StreamedModel, Tokens, begin_states
+from quantkit.streaming import StreamedModel, Tokens, begin_states, told_tokens
 from quantkit.threads import ReportProgress, Stage
 from quantkit.weights.identity import model_fingerprint
 
@@ -30,10 +31,12 @@ class Calibration:
 def calibrate(calibration: Calibration) -> CalibrateReport:
     """Raises UsageError where the output exists, ResourceError where the states do not fit, SourceError for damage.
 
-    An interrupted run goes on behind the last layer that was done and gives the same bytes.
+    Nothing is made before headers have told what they can of that. An interrupted run goes on behind the last layer
+    that was done and gives the same bytes.
     """
     model, tokens = calibration.model, calibration.tokens
     _check_output(calibration.output, model.checkpoint.directory)
+    model.check(tokens)
     fingerprint = model_fingerprint(model.binding, model.family, model.checkpoint.config)
     dtype = str(model.dtype).removeprefix("torch.")
     document = {
@@ -43,8 +46,8 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
         "dtype": dtype,
         "version": __version__,
     }
-    with run_directory(work_of(calibration.output), document, resume=calibration.resume):
-        work = Work(directory=work_of(calibration.output))
+    work = Work(directory=work_of(calibration.output))
+    with run_directory(work.directory, document, resume=calibration.resume, has_work=lambda _: work.layers_done() > 0):
         _run_layers(calibration, work, fingerprint)
         join_statistics(calibration.output, work.parts(), model=fingerprint, about=_about(tokens, dtype))
         work.remove()
@@ -54,17 +57,28 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
 def _check_output(output: Path, source: Path) -> None:
     """In a source without an index, every safetensors file is one of its shards."""
     if output.exists() or output.is_symlink():
-        rest = f" (and {work_of(output).name}, which its making has left)" if work_of(output).exists() else ""
-        raise UsageError("exists already", file=output, remedy=f"choose another -o, or remove it{rest}")
+        _remove_left(output)
+        raise UsageError("exists already", file=output, remedy="choose another -o, or remove it")
     if output.resolve().is_relative_to(source.resolve()):
         raise UsageError("lies in the source", file=output, remedy="choose a -o apart from it")
+
+
+def _remove_left(output: Path) -> None:
+    """What the run has left that made the file and was killed right behind: the file says of itself which it was."""
+    with suppress(QuantkitError):  # it is no statistics file
+        statistics = open_statistics(output)
+        about = statistics.metadata
+        tokens = told_tokens(*(about.get(key, "") for key in ("num_sequences", "sequence_length", "tokens")))
+        versions = {"dtype": about.get("dtype"), "version": about.get("quantkit_version")}
+        run = {"model": statistics.model, "tokens": tokens, **versions}
+        remove_left(work_of(output), lambda begun: {**begun, "source": None} == {**run, "source": None})
 
 
 def _run_layers(calibration: Calibration, work: Work, fingerprint: str) -> None:
     model = calibration.model
     states = begin_states(model, calibration.tokens, directory=work.directory, layer=work.layers_done())
     sizes = model.layer_bytes()
-    stage = Stage(label="calibrate", total_bytes=sum(sizes), earlier_bytes=sum(sizes[: states.layer]))
+    stage = Stage(label="calibrate", total_bytes=sum(sizes), earlier_bytes=sum(sizes[: states.layer]), step="layer")
     calibration.report_progress(stage, 0)
     for layer in model.layers(states.layer):
         observer = LayerObserver(len(layer.experts.weights) if layer.experts is not None else 0)

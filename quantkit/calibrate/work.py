@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from quantkit.checkpoint.disk import named_errors, remove
+from quantkit.checkpoint.begun import remove_run
+from quantkit.checkpoint.disk import named_errors
 from quantkit.errors import SourceError
 from quantkit.statistics.file import Array, Statistics, open_statistics, write_statistics
 
@@ -48,4 +49,4 @@ class Work:
     def remove(self) -> None:
         """All of it."""
         with named_errors(self.directory):
-            remove(self.directory)
+            remove_run(self.directory)

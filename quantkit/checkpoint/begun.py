@@ -2,52 +2,99 @@
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from quantkit.checkpoint.disk import is_own_directory, named_errors, remove, write_whole
+from quantkit.checkpoint.disk import (
+    is_own_directory,
+    make_directories,
+    named_errors,
+    remove,
+    remove_empty,
+    write_whole,
+)
+from quantkit.checkpoint.file_names import BEGUN_NAME
 from quantkit.checkpoint.json_files import read_json
 from quantkit.checkpoint.locks import locked
-from quantkit.errors import SourceError, UsageError
+from quantkit.errors import QuantkitError, SourceError, UsageError
 
 _MOST_DIFFERENCES = 3
 _DIGEST_CHARACTERS = 64  # of a sha256
-BEGUN_NAME = "begun.json"
 WHY = "a run that was begun has it"
 
 
 @contextmanager
-def run_directory(directory: Path, document: Mapping[str, Any], *, resume: bool) -> Iterator[None]:
+def run_directory(
+    directory: Path, document: Mapping[str, Any], *, resume: bool, has_work: Callable[[Path], bool]
+) -> Iterator[None]:
     """A directory for the work of one run, new or as that run has left it; nobody else's until the block ends.
 
     Raises UsageError for one of another run, of somebody else, or in use; without ``resume`` the former is emptied. Who
-    removes it does so within the block.
+    removes it does so within the block, by ``remove_run``. What ends the block otherwise leaves nothing of it where
+    ``has_work`` finds nothing finished.
     """
-    path = directory / BEGUN_NAME
     is_there = directory.exists() or directory.is_symlink()
-    if is_there and not (is_own_directory(directory) and (path.is_file() or _is_empty(directory, path.name))):
+    if is_there and not (is_own_directory(directory) and _is_known(directory)):
         raise UsageError("is there and not ours", file=directory, remedy="remove it, or choose another -o")
-    with named_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = locked(directory, exclusive=True)
-    try:
-        _begin(path, lock, document, resume=resume)
+    made: list[Path] = []
+    with ExitStack() as stack:
+        stack.callback(remove_empty, made)
+        with named_errors(directory):
+            make_directories(directory.parent, made)
+            directory.mkdir(exist_ok=True)
+            lock = locked(directory, exclusive=True)
+        stack.callback(os.close, lock)
+        _begin(directory, lock, document, resume=resume)
         try:
             yield
         except BaseException as error:
-            if directory.exists():
-                error.add_note(f"{directory}: what is finished is kept there, and the same command goes on")
+            if _is_held(directory, lock):
+                if has_work(directory):
+                    error.add_note(f"{directory}: what is finished is kept there, and the same command goes on")
+                else:
+                    with suppress(OSError, QuantkitError):  # which would hide what has happened
+                        remove_run(directory)
             raise
-    finally:
-        os.close(lock)
 
 
-def _begin(path: Path, lock: int, document: Mapping[str, Any], *, resume: bool) -> None:
-    directory = path.parent
+def _is_held(directory: Path, lock: int) -> bool:
+    """Not where whoever had the lock before has removed it: then it is away, or another's."""
+    return directory.exists() and os.path.samestat(os.fstat(lock), directory.stat())
+
+
+def remove_run(directory: Path) -> None:
+    """All of it. Documents go last, the run's behind all others: by them the rest is known, wherever this is cut."""
+    for inner in sorted(directory.iterdir(), key=lambda one: (one.suffix == ".json", one.name == BEGUN_NAME)):
+        remove(inner)
+    directory.rmdir()
+
+
+def remove_left(directory: Path, is_used: Callable[[Mapping[str, Any]], bool]) -> None:
+    """What a run worked in that was killed behind its last rename: its output is there, and never asks for it again.
+
+    ``is_used``: whether the run of this document has made the output. What is not known to have, or is in use, is left
+    alone.
+    """
+    if not is_own_directory(directory):
+        return
+    with suppress(OSError, QuantkitError):
+        lock = locked(directory, exclusive=True)
+        try:
+            path = directory / BEGUN_NAME
+            if not any(directory.iterdir()):  # cut behind the last of it
+                directory.rmdir()
+            elif path.is_file() and is_used(read_json(path, what=WHY)):
+                remove_run(directory)
+        finally:
+            os.close(lock)
+
+
+def _begin(directory: Path, lock: int, document: Mapping[str, Any], *, resume: bool) -> None:
+    path = directory / BEGUN_NAME
     with named_errors(directory):
-        if not directory.exists() or os.fstat(lock).st_ino != directory.stat().st_ino:
+        if not _is_held(directory, lock):
             raise UsageError(
                 "another run has just ended here", file=directory, remedy="look at its output, or run again"
             )
@@ -68,9 +115,10 @@ def _begin(path: Path, lock: int, document: Mapping[str, Any], *, resume: bool) 
         )
 
 
-def _is_empty(directory: Path, name: str) -> bool:
-    """But for the draft of a document: a run was cut before it had begun."""
-    return all(inner.name == f"{name}.draft" for inner in directory.iterdir())
+def _is_known(directory: Path) -> bool:
+    """By its document; or empty but for the draft of one: a run was cut before it had begun."""
+    is_begun = (directory / BEGUN_NAME).is_file()
+    return is_begun or all(inner.name == f"{BEGUN_NAME}.draft" for inner in directory.iterdir())
 
 
 def differences(there: Any, here: Any, told: Collection[str] = (), place: str = "") -> Iterator[str]:

@@ -3,8 +3,8 @@
 import errno
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quantkit.errors import ResourceError, UsageError
@@ -87,6 +87,25 @@ def put_in_place(draft: Path, path: Path) -> None:
     """A file whose content is durable gets its name, over an older one; durable before the caller goes on."""
     draft.replace(path)
     flush(path.parent)
+
+
+def make_directories(directory: Path, made: list[Path]) -> None:
+    """A directory and what is missing above it; durable. ``made`` gets each that is made, the outermost first."""
+    missing = []
+    while not directory.exists():
+        missing.append(directory)
+        directory = directory.parent
+    for place in reversed(missing):
+        place.mkdir(exist_ok=True)
+        made.append(place)
+        flush(place.parent)
+
+
+def remove_empty(made: Iterable[Path]) -> None:
+    """What ``make_directories`` has made, unless something lies in it: somebody else's work, or what is kept."""
+    for place in reversed(list(made)):
+        with suppress(OSError):
+            place.rmdir()
 
 
 def is_own_directory(path: Path) -> bool:

@@ -8,3 +8,6 @@ README_NAME = "README.md"
 SOURCE_README_NAME = "SOURCE_README.md"  # the source's card must not pass for the card of the output
 RUN_NAME = "run.json"  # by which a run is known
 HUB_CLIENT_NAME = ".cache"  # where the hub's client keeps begun downloads, in a directory that it fills
+BEGUN_NAME = "begun.json"  # by which a run beside its output is known
+WORDS_SUFFIX = ".words"  # of a directory beside an output, in which is kept what calibration chose
+WORDS_NAME = "words.json"  # by which such a directory is complete

@@ -9,14 +9,27 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from quantkit.checkpoint.disk import flush, flush_tree, is_own_directory, named_errors, remove, write_file
-from quantkit.checkpoint.file_names import MANIFEST_NAME, RUN_NAME
+from quantkit.checkpoint.begun import remove_left
+from quantkit.checkpoint.disk import (
+    flush,
+    flush_tree,
+    is_own_directory,
+    make_directories,
+    named_errors,
+    remove,
+    remove_empty,
+    write_file,
+)
+from quantkit.checkpoint.file_names import BEGUN_NAME, MANIFEST_NAME, RUN_NAME, WORDS_NAME, WORDS_SUFFIX
+from quantkit.checkpoint.json_files import MOST_INDEX_BYTES, read_json
 from quantkit.checkpoint.locks import locked
+from quantkit.checkpoint.reader import hash_file
 from quantkit.errors import QuantkitError, ResourceError, UsageError
 
 WORK_NAME = ".quantkit"
@@ -59,7 +72,11 @@ def _overlap(source: Path, place: Path) -> bool:
 
 
 def finish_renaming(target: Path) -> None:
-    """Of a run that was killed behind its rename: the output is whole, and still carries what is no output."""
+    """Of a run that was killed behind its rename: the output is whole, and still carries what is no output.
+
+    Words of calibration that it was made of lie beside it.
+    """
+    _remove_used_words(target)
     marks = [mark for name in (WORK_NAME, _DONE_NAME) if is_own_directory(mark := target / name)]
     is_whole = not target.is_symlink() and (target / MANIFEST_NAME).is_file()
     if not is_whole or not any((mark / RUN_NAME).is_file() for mark in marks):
@@ -71,6 +88,24 @@ def finish_renaming(target: Path) -> None:
                 _remove_work(mark)
         finally:
             os.close(lock)
+
+
+def _remove_used_words(target: Path) -> None:
+    """Those of a conversion that may still be made of them are left alone: the output names its own by their hash."""
+    words = target.with_name(target.name + WORDS_SUFFIX)
+    if not is_own_directory(words) or target.is_symlink():
+        return
+
+    def is_used(_: Mapping[str, Any]) -> bool:
+        document = words / WORDS_NAME
+        if document.is_file():
+            return hash_file(document) == str(sha256)
+        return all(inner.name == BEGUN_NAME for inner in words.iterdir())
+
+    with suppress(OSError, QuantkitError, LookupError, TypeError):
+        manifest = read_json(target / MANIFEST_NAME, what="an output has it", most_bytes=MOST_INDEX_BYTES)
+        sha256 = manifest["calibration"]["words_sha256"]
+        remove_left(words, is_used)
 
 
 def partial_of(target: Path) -> Path:
@@ -104,7 +139,7 @@ class OutputDirectory:
     def __enter__(self) -> "OutputDirectory":
         try:
             with named_errors(self.directory):
-                self._make_parents()
+                make_directories(self.target.parent, self._made_parents)
                 self._claim()
                 self._check_rename()
         except BaseException:
@@ -168,9 +203,7 @@ class OutputDirectory:
         for lock in self._locks:
             os.close(lock)
         self._locks = []
-        for parent in reversed(self._made_parents):
-            with suppress(OSError):  # somebody else's work, or the kept directory, lies in it
-                parent.rmdir()
+        remove_empty(self._made_parents)
 
     def _remove(self) -> None:
         """What is known by the mark goes first and the mark last: a kill in between leaves what is still ours."""
@@ -178,17 +211,6 @@ class OutputDirectory:
             self.clear(set())
             _remove_work(self.work)
         shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _make_parents(self) -> None:
-        missing = []
-        parent = self.target.parent
-        while not parent.exists():
-            missing.append(parent)
-            parent = parent.parent
-        for place in reversed(missing):
-            place.mkdir(exist_ok=True)
-            self._made_parents.append(place)
-            flush(place.parent)
 
     def _claim(self) -> None:
         """Make the directory, or take over what a run has left; one in use, or not ours, is refused."""

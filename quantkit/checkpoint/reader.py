@@ -13,7 +13,7 @@ from threading import Event
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.checkpoint.disk import write_bytes
+from quantkit.checkpoint.disk import Buffer, write_bytes
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.errors import SourceError
 from quantkit.tensors import U8, TensorSpec
@@ -80,15 +80,21 @@ class Digest:
         for chunk in read_chunks(path, first, last):
             if stop is not None and stop.is_set():
                 raise StoppedError
-            self._digest.update(chunk)
+            self.update(chunk)
+
+    def update(self, piece: Buffer) -> None:
+        """The bytes that come next."""
+        self._digest.update(piece)
 
 
-def copy_file(source: Path, target: Path) -> None:
-    """Copy the content. SourceError for what cannot be read, OSError for what cannot be written."""
+def copy_file(source: Path, target: Path, digest: Digest | None = None) -> None:
+    """Copy the content, and feed it to a digest. SourceError for what cannot be read, OSError for what not written."""
     descriptor = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
     try:
         for chunk in read_chunks(source):
             write_bytes(descriptor, chunk)
+            if digest is not None:
+                digest.update(chunk)
     finally:
         os.close(descriptor)
 

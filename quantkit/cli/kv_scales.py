@@ -68,6 +68,7 @@ def kv_scales(
 
     Example: quantkit kv-scales ./glm-4.7-int4 --stats stats.safetensors
     """
+    from quantkit.cli import render
     from quantkit.cli.kv_scales_request import requests_of
     from quantkit.cli.show_kv_scales import show_kv_scales
     from quantkit.kv_scales.run import WriteRequest, run_kv_scales
@@ -76,4 +77,6 @@ def kv_scales(
         statistics=stats, method=method, percentile=percentile, per=per, spelling=spelling, write_to=write_to
     )
     write = WriteRequest(output=output, into_checkpoint=into_checkpoint, force=force, tp=tp)
-    show_kv_scales(run_kv_scales(source, request, write), as_json=as_json)
+    with render.progress(is_quiet=False) as advance:
+        result = run_kv_scales(source, request, write, report_progress=advance)
+    show_kv_scales(result, as_json=as_json)

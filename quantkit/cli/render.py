@@ -172,9 +172,10 @@ def count(number: int) -> str:
 
 @contextmanager
 def progress(*, is_quiet: bool) -> "Iterator[ReportProgress]":
-    """Yields a function of what goes on and the bytes just done. Bytes per second and time left, on stderr.
+    """Yields a function of what goes on and the bytes just done. Bytes per second, or seconds a step, and time left, on
+    stderr.
 
-    Both follow from what this run does, not from what it finds done.
+    They follow from what this run does, not from what it finds done.
     """
     if is_quiet:
         yield lambda _, __: None
@@ -188,48 +189,57 @@ def _bar() -> "Iterator[ReportProgress]":
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
-    with Progress(
-        *columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
-    ) as bar:
-        task = bar.add_task("", total=None, visible=False)
+    bytes_columns = (DownloadColumn(binary_units=True), TransferSpeedColumn())
+    step_columns = (TextColumn("{task.percentage:.0f}%"), TextColumn("{task.fields[rate]}"))
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None, visible=False, rate="")
         current: Stage | None = None
+        started, num_steps = 0.0, 0
 
         def update(stage: "Stage", done: int) -> None:
-            nonlocal current
+            nonlocal current, started, num_steps
             if stage != current:
-                current = stage
+                current, started, num_steps = stage, time.monotonic(), 0
+                told = step_columns if stage.step else bytes_columns
+                bar.columns = (TextColumn("{task.description}"), BarColumn(), *told, TimeRemainingColumn())
                 earlier, total = stage.earlier_bytes, stage.total_bytes
-                bar.reset(task, total=total, completed=earlier, description=stage.label, visible=True)
-            bar.advance(task, done)
+                bar.reset(task, total=total, completed=earlier, description=stage.label, visible=True, rate="")
+            num_steps += done > 0
+            bar.update(task, advance=done, rate=_step_rate(stage, num_steps, time.monotonic() - started))
 
         yield update
+
+
+def _step_rate(stage: "Stage", num_steps: int, seconds: float) -> str:
+    """How long this run takes for a step; empty before the first."""
+    return f"{seconds / num_steps:.1f} s a {stage.step}" if num_steps else ""
 
 
 def _plain_progress() -> "ReportProgress":
     """A line for each tenth: what survives in a log file."""
     current: Stage | None = None
-    started, done_bytes, next_percent = 0.0, 0, 0
+    started, done_bytes, num_steps, next_percent = 0.0, 0, 0, 0
 
     def update(stage: "Stage", done: int) -> None:
-        nonlocal current, started, done_bytes, next_percent
+        nonlocal current, started, done_bytes, num_steps, next_percent
         all_bytes = max(stage.total_bytes, 1)
+        of_all = "" if stage.step else f" of {bytes_text(stage.total_bytes)}"
         if stage != current:
-            current, started, done_bytes = stage, time.monotonic(), 0
+            current, started, done_bytes, num_steps = stage, time.monotonic(), 0, 0
             percent = 100 * stage.earlier_bytes // all_bytes
             next_percent = percent - percent % 10 + 10
             if stage.earlier_bytes:
-                warn(f"{stage.label}: goes on from {percent}% of {bytes_text(stage.total_bytes)}")
+                warn(f"{stage.label}: goes on from {percent}%{of_all}")
         done_bytes += done
+        num_steps += done > 0
         percent = 100 * (stage.earlier_bytes + done_bytes) // all_bytes
         if percent >= next_percent:
             next_percent = percent - percent % 10 + 10
             seconds = max(time.monotonic() - started, 1e-9)
             left = seconds * (stage.total_bytes - stage.earlier_bytes - done_bytes) / max(done_bytes, 1)
-            speed = (
-                f", {done_bytes / seconds / 1e6:.0f} MB/s, {left:.0f} s left" if done_bytes * 100 >= all_bytes else ""
-            )
-            warn(f"{stage.label}: {percent}% of {bytes_text(stage.total_bytes)}{speed}")
+            rate = _step_rate(stage, num_steps, seconds) if stage.step else f"{done_bytes / seconds / 1e6:.0f} MB/s"
+            told = f", {rate}, {left:.0f} s left" if done_bytes * 100 >= all_bytes else ""
+            warn(f"{stage.label}: {percent}%{of_all}{told}")
 
     return update
 

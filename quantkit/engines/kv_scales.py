@@ -29,6 +29,14 @@ _LITE_NAMES = re.compile(r"self_attn\.attn_mqa\.[kv]_scale$")  # its loader garb
 _SPARSE = frozenset({"glm_moe_dsa", "deepseek_v32"})
 _LATENT = _SPARSE | {"deepseek_v3", "kimi_k25", "glm4_moe_lite"}
 _MODULE = "self_attn (KV scales)"
+_PLACES = (".attn_mqa", ".attn", ".k_proj", ".v_proj", ".qkv_proj")  # that may stand before a scale's own name
+
+
+def scale_of(name: str) -> str:
+    """Which scale of which attention module a stored name means: engines have one attribute for all its names."""
+    module, _, leaf = name.rpartition(".")
+    place = next((one for one in _PLACES if module.endswith(one)), "")
+    return f"{module.removesuffix(place)}.{leaf}"
 
 
 def kv_scale_verdicts(
@@ -40,17 +48,22 @@ def kv_scale_verdicts(
         yield _said(Outcome.LOADS, "kv_cache_scheme is declared and no scale is there: 1.0 is taken", None)
     if not found:
         return
-    first = found[0]
     if engine == "vllm":
         if family in _LATENT:
-            yield _said(Outcome.LOADS, "vLLM drops KV scales of latent attention: 1.0 is taken", first)
+            yield _said(Outcome.LOADS, "vLLM drops KV scales of latent attention: 1.0 is taken", found[0])
+        else:
+            yield from _twice(found)
         return
     names_read = _LITE_NAMES if family == "glm4_moe_lite" else _LATENT_NAMES
     # attention with heads is built without the quantization config there, and has no parameter for them
-    is_read = family in _LATENT and _is_static(section.kv_cache) and names_read.search(first) is not None
-    if not is_read:
-        yield _said(Outcome.LOADS, "SGLang passes these KV scales over: 1.0 is taken", first)
-    elif family in _SPARSE:
+    is_built = family in _LATENT and _is_static(section.kv_cache)
+    read = [name for name in found if is_built and names_read.search(name) is not None]
+    if not read:
+        yield _said(Outcome.LOADS, "SGLang passes these KV scales over: 1.0 is taken", found[0])
+        return
+    yield from _twice(read)
+    first = read[0]
+    if family in _SPARSE:
         message = (
             "rows of sparse attention carry scales of their own: these are never used, but by trtllm (Blackwell), "
             "which multiplies by them where it reads and does not divide where it writes"
@@ -62,6 +75,17 @@ def kv_scale_verdicts(
         )
         remedy = "use another --attention-backend than these, or leave the scales out"
         yield _said(Outcome.FLAG, message, first, remedy)
+
+
+def _twice(names: Iterable[str]) -> Iterator[ModuleVerdict]:
+    """Of scales that an engine finds under two names."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(scale_of(name), name)
+        if other != name:
+            message = f"a KV scale has two names here ({other} is the other): which is loaded last is not stated"
+            yield _said(Outcome.UNKNOWN, message, name, "keep one of them; quantkit kv-scales says whether they differ")
+            return
 
 
 def _is_static(scheme: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from quantkit.engines.matching import Matching, Packed
 from quantkit.engines.schemes import Scheme, Section
 from quantkit.families.config_values import Config
-from quantkit.families.family import ExpectedTensor, Family, Role
+from quantkit.families.family import NOT_LINEAR, ExpectedTensor, Family, Role
 from quantkit.module_names import experts_in, layer_name, layer_of
 
 
@@ -60,7 +60,7 @@ MLP = {
 GQA = {leaf: Build("qkv_proj", QKV) for leaf in ("q_proj", "k_proj", "v_proj")} | {"o_proj": Build("o_proj", ROW)}
 MLA = {leaf: Build(leaf, COLUMN) for leaf in ("q_proj", "q_b_proj", "kv_b_proj")} | {"o_proj": Build("o_proj", ROW)}
 _BUILT_PLAIN = frozenset({Role.ROUTER, Role.MTP_PROJECTION, Role.VISION})
-_WITHOUT_MODULE = frozenset({Role.EMBEDDING, Role.NORM, Role.ROUTER_BIAS, Role.UNKNOWN})
+_WITHOUT_MODULE = NOT_LINEAR | {Role.UNKNOWN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantkit.errors import UsageError
-from quantkit.evaluate.run import LayerError, Pair, evaluate
+from quantkit.evaluate.run import LayerError, Pair, evaluate, named
 from quantkit.evaluate.same_model import check_same_model
 from quantkit.evaluate.summary import Summary, summarize
 from quantkit.evaluate.weights import WeightErrors, compare_weights
@@ -13,7 +12,7 @@ from quantkit.evaluate.workplace import workplace
 from quantkit.families import Family
 from quantkit.integrity.weight_errors import ClassError, WeightError, class_errors
 from quantkit.module_names import layer_of
-from quantkit.streaming import StreamedModel, Tokens, state_bytes
+from quantkit.streaming import Tokens, state_bytes
 from quantkit.threads import ReportProgress
 from quantkit.weights.inspection import inspect_checkpoint
 
@@ -57,8 +56,10 @@ class EvaluateReport:
 
 def make_report(pair: Pair, tokens: Tokens, request: Request, *, report_progress: ReportProgress) -> EvaluateReport:
     """Run both, compare their weights and sizes. Raises what can be seen in headers before anything is run."""
+    for model in pair:
+        with named(model):
+            model.check(tokens)
     check_same_model(*pair, allow_other=request.allow_other_model)
-    _check_length(pair.source, tokens)
     needed = sum(state_bytes(tokens.ids_NS.size, model.hidden_size, model.dtype) for model in pair)
     with workplace(request.work, beside=request.beside, needed_bytes=needed) as directory:
         evaluation = evaluate(pair, tokens, work=directory, report_progress=report_progress)
@@ -82,12 +83,6 @@ def make_report(pair: Pair, tokens: Tokens, request: Request, *, report_progress
         missing=weights.missing,
         sizes=_sizes(pair),
     )
-
-
-def _check_length(model: StreamedModel, tokens: Tokens) -> None:
-    length, most = tokens.ids_NS.shape[1], int(model.skeleton.config.max_position_embeddings)
-    if length > most:
-        raise UsageError(f"sequences of {length:,} tokens are longer than this model reads", remedy=f"at most {most:,}")
 
 
 def _by_layer(errors: Iterable[WeightError], root: str) -> dict[int, tuple[ClassError, ...]]:

@@ -65,20 +65,22 @@ def evaluate(
     Raises SourceError for what is not finite, with checkpoint, layer and token, and for weights that are missing.
     """
     layer_bytes = [model.layer_bytes() for model in pair]
-    head_bytes = sum(model.head_weight.stored_bytes for model in pair)
-    stage = Stage(label="evaluate", total_bytes=sum(map(sum, layer_bytes)) + head_bytes)
+    stage = Stage(label="evaluate", total_bytes=sum(map(sum, layer_bytes)), step="layer")
     report_progress(stage, 0)
-    advance = partial(report_progress, stage)
     states = [_embedded(model, tokens, work, name) for model, name in zip(pair, Pair._fields, strict=True)]
-    layers = tuple(_run_layers(pair, states, layer_bytes, advance))
-    return Evaluation(divergence=_run_heads(pair, states, tokens, advance), layers=layers)
+    layers = tuple(_run_layers(pair, states, layer_bytes, partial(report_progress, stage)))
+    head_bytes = sum(model.head_weight.stored_bytes for model in pair)
+    stage = Stage(label="compare predictions", total_bytes=head_bytes, step="block of the vocabulary")
+    report_progress(stage, 0)
+    divergence = _run_heads(pair, states, tokens, partial(report_progress, stage))
+    return Evaluation(divergence=divergence, layers=layers)
 
 
 def _embedded(model: StreamedModel, tokens: Tokens, work: Path | None, name: str) -> States:
     directory = None if work is None else work / name
     if directory is not None:
         directory.mkdir()
-    with _named(model):
+    with named(model):
         return begin_states(model, tokens, directory=directory)
 
 
@@ -89,7 +91,7 @@ def _run_layers(
     answers: list[Tensor | None] = []
     for layer in ahead(makers):
         side = len(answers)
-        with _named(pair[side]):
+        with named(pair[side]):
             answers.append(layer.run(states[side]))
         index = layer.index
         del layer  # before the one after the next is loaded
@@ -105,7 +107,7 @@ def _run_layers(
 
 
 def _load(model: StreamedModel, index: int) -> StreamedLayer:
-    with _named(model):
+    with named(model):
         return model.layer(index)
 
 
@@ -129,7 +131,7 @@ def _run_heads(pair: Pair, states: list[States], tokens: Tokens, advance: Callab
 
 
 def _head_blocks(model: StreamedModel) -> Iterator[tuple[int, Tensor]]:
-    with _named(model):
+    with named(model):
         yield from model.head_blocks()
 
 
@@ -167,7 +169,7 @@ def _relative_error(source_TH: Tensor, output_TH: Tensor) -> float:
 
 
 @contextmanager
-def _named(model: StreamedModel) -> Iterator[None]:
+def named(model: StreamedModel) -> Iterator[None]:
     """Errors say which of the two checkpoints they are about: their tensors have the same names."""
     try:
         yield

@@ -20,8 +20,6 @@ def check_same_model(source: StreamedModel, output: StreamedModel, *, allow_othe
     ):
         if one != other:
             raise SourceError(f"has {other:,} {what}, the source has {one:,}", file=where, remedy=_REMEDY)
-    for model in (source, output):
-        _check_ends(model)
     if not allow_other and _fingerprint(source) != _fingerprint(output):
         raise SourceError(
             "is another model than the source: the gains of their norms differ", file=where, remedy=_OTHER_REMEDY
@@ -30,16 +28,3 @@ def check_same_model(source: StreamedModel, output: StreamedModel, *, allow_othe
 
 def _fingerprint(model: StreamedModel) -> str:
     return model_fingerprint(model.binding, model.family, model.checkpoint.config)
-
-
-def _check_ends(model: StreamedModel) -> None:
-    """The head is never built as a module, whose shape would be compared."""
-    expected = (model.vocabulary, model.hidden_size)
-    for weight in (model.head_weight, model.embedding_weight):
-        if weight.shape != expected:
-            raise SourceError(
-                f"is {list(weight.shape)}, its config says {list(expected)}",
-                tensor=weight.name,
-                file=model.checkpoint.directory,
-                remedy="config.json and the shards belong to different checkpoints",
-            )

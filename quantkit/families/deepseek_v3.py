@@ -20,7 +20,7 @@ FAMILIES.add(
     Family(
         name="deepseek_v3",
         model_types=("deepseek_v3", "kimi_k2"),
-        roles=roles.EXPERTS + roles.MLP + roles.MLA + roles.ENDS,
+        roles=roles.EXPERTS + roles.KV_SCALES + roles.MLP + roles.MLA + roles.ENDS,
         tensors=_tensors,
         kv_shape=latent_kv,
         ignore=roles.IGNORE_ALL_BUT_EXPERTS + roles.IGNORE_MTP_PROJECTION,

@@ -26,7 +26,7 @@ FAMILIES.add(
     Family(
         name="deepseek_v32",
         model_types=("deepseek_v32",),
-        roles=roles.EXPERTS + roles.MLP + roles.MLA + roles.INDEXER + roles.ENDS,
+        roles=roles.EXPERTS + roles.KV_SCALES + roles.MLP + roles.MLA + roles.INDEXER + roles.ENDS,
         tensors=_tensors,
         kv_shape=_kv_shape,
         ignore=roles.IGNORE_ALL_BUT_EXPERTS + roles.IGNORE_MTP_PROJECTION,

@@ -34,6 +34,7 @@ class Role(StrEnum):
     NORM = "norm"
     MTP_PROJECTION = "mtp_projection"
     VISION = "vision"
+    KV_SCALE = "kv_scale"
     LINEAR = "linear"
     UNKNOWN = "unknown"
 
@@ -50,11 +51,12 @@ NEVER_QUANTIZED: frozenset[Role] = frozenset(
         Role.INDEXER_FIXED,
         Role.MTP_PROJECTION,
         Role.VISION,
+        Role.KV_SCALE,
     }
 )
 
 # whose matrices are no Linear modules
-NOT_LINEAR: frozenset[Role] = frozenset({Role.EMBEDDING, Role.NORM, Role.ROUTER_BIAS})
+NOT_LINEAR: frozenset[Role] = frozenset({Role.EMBEDDING, Role.NORM, Role.ROUTER_BIAS, Role.KV_SCALE})
 
 # modules that both engines build without asking the config's quantization section
 BUILT_WITHOUT_CONFIG: frozenset[Role] = NOT_LINEAR | {

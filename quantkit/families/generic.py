@@ -37,6 +37,7 @@ GENERIC = FAMILIES.add(
         roles=(
             module(r"experts\.(?:\d+\.)?\w+", Role.ROUTED_EXPERT),
             *roles.EXPERTS,
+            *roles.KV_SCALES,
             *roles.VISION,
             module(r"shared_experts?\.\w+", Role.SHARED_EXPERT),
             module(r"e_score_correction_bias", Role.ROUTER_BIAS),

@@ -17,7 +17,7 @@ FAMILIES.add(
     Family(
         name="glm4_moe",
         model_types=("glm4_moe",),
-        roles=roles.EXPERTS + roles.MLP + roles.GQA + roles.ENDS,
+        roles=roles.EXPERTS + roles.KV_SCALES + roles.MLP + roles.GQA + roles.ENDS,
         tensors=_tensors,
         kv_shape=head_kv,
         ignore=roles.IGNORE_ALL_BUT_EXPERTS + roles.IGNORE_MTP_PROJECTION,

@@ -17,7 +17,7 @@ FAMILIES.add(
     Family(
         name="glm4_moe_lite",
         model_types=("glm4_moe_lite",),
-        roles=roles.EXPERTS + roles.MLP + roles.MLA + roles.ENDS,
+        roles=roles.EXPERTS + roles.KV_SCALES + roles.MLP + roles.MLA + roles.ENDS,
         tensors=_tensors,
         kv_shape=latent_kv,
         ignore=roles.IGNORE_ALL_BUT_EXPERTS + roles.IGNORE_MTP_PROJECTION,

@@ -42,7 +42,7 @@ FAMILIES.add(
     Family(
         name="glm_moe_dsa",
         model_types=("glm_moe_dsa",),
-        roles=roles.EXPERTS + roles.MLP + roles.MLA + roles.INDEXER + roles.ENDS,
+        roles=roles.EXPERTS + roles.KV_SCALES + roles.MLP + roles.MLA + roles.INDEXER + roles.ENDS,
         tensors=_tensors,
         kv_shape=_kv_shape,
         ignore=roles.IGNORE_ALL_BUT_EXPERTS + roles.IGNORE_MTP_PROJECTION,

@@ -60,7 +60,7 @@ FAMILIES.add(
     Family(
         name="kimi_k25",
         model_types=("kimi_k25",),
-        roles=roles.EXPERTS + roles.VISION + roles.MLP + roles.MLA + roles.ENDS,
+        roles=roles.EXPERTS + roles.KV_SCALES + roles.VISION + roles.MLP + roles.MLA + roles.ENDS,
         tensors=_tensors,
         kv_shape=latent_kv,
         ignore=roles.IGNORE_ALL_BUT_EXPERTS + roles.IGNORE_VISION,

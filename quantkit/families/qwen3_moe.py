@@ -53,7 +53,7 @@ FAMILIES.add(
     Family(
         name="qwen3_moe",
         model_types=("qwen3_moe",),
-        roles=roles.EXPERTS + roles.MLP + roles.GQA + roles.ENDS,
+        roles=roles.EXPERTS + roles.KV_SCALES + roles.MLP + roles.GQA + roles.ENDS,
         tensors=_tensors,
         kv_shape=head_kv,
         ignore=roles.IGNORE_ALL_BUT_EXPERTS,

@@ -18,6 +18,9 @@ def module(pattern: str, role: Role) -> tuple[re.Pattern[str], Role]:
 
 EXPERTS: RolePatterns = (module(rf"experts\.(?:\d+\.)?{_MLP}", Role.ROUTED_EXPERT),)
 
+# before what they are of: a scale of the cache is no part of a projection, wherever it stands
+KV_SCALES: RolePatterns = ((re.compile(r"\.[kv]_scale$"), Role.KV_SCALE),)
+
 VISION: RolePatterns = (
     module(r"(?:vision_tower|vision_model|visual|mm_projector|multi_modal_projector)", Role.VISION),
 )

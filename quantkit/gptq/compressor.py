@@ -17,6 +17,7 @@ from quantkit.streaming import Tokens
 from quantkit.transcode import search_values
 
 DAMPING = 0.01  # of the mean of the diagonal, as is its default
+_WHAT_LOADING_RAISES = (ValueError, OSError, KeyError, TypeError, AttributeError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,27 @@ def _quantized_model(shot: OneShot, modifiers: list[Any]) -> Iterator[Any]:
     yield model
 
 
+def check_architecture(directory: Path) -> None:
+    """Raise SourceError where transformers has no class for a model: before anything of it is decoded."""
+    import transformers
+
+    models: Any = transformers.AutoModelForCausalLM
+    try:
+        config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        with torch.device("meta"):
+            models.from_config(config, trust_remote_code=False)
+    except _WHAT_LOADING_RAISES as error:
+        raise _not_loaded(directory, error) from error
+
+
+def _not_loaded(directory: Path, error: Exception) -> SourceError:
+    return SourceError(
+        f"transformers does not load it ({first_line(error)})",
+        file=directory,
+        remedy="give --streaming, or install the transformers release that knows it",
+    )
+
+
 def _load(shot: OneShot) -> Any:
     from compressed_tensors.offload import load_offloaded_model
     from llmcompressor.modeling.moe.linearize import linearize_moe
@@ -78,12 +100,8 @@ def _load(shot: OneShot) -> Any:
     try:
         with nullcontext() if shot.offload is None else load_offloaded_model():
             model = AutoModelForCausalLM.from_pretrained(shot.directory, **options)
-    except (ValueError, OSError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise SourceError(
-            f"transformers does not load it ({first_line(error)})",
-            file=shot.directory,
-            remedy="give --streaming, or install the transformers release that knows it",
-        ) from error
+    except _WHAT_LOADING_RAISES as error:
+        raise _not_loaded(shot.directory, error) from error
     linearize_moe(model)
     there = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     missing = sorted(shot.modules - there)

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import __version__
-from quantkit.checkpoint.begun import run_directory
+from quantkit.checkpoint.begun import remove_run, run_directory
 from quantkit.checkpoint.disk import named_errors, remove
+from quantkit.checkpoint.file_names import WORDS_SUFFIX
+from quantkit.checkpoint.output import check_target, partial_of
 from quantkit.checkpoint.source import source_stamps
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import convert_checkpoint
@@ -28,7 +30,7 @@ from quantkit.plan.mtp import is_in, mtp_layers
 from quantkit.plan.plan import Action, Plan
 from quantkit.plan.smoothed import DOWN, UP
 from quantkit.recipe import Recipe, default_recipe, parse_recipe, recipe_document
-from quantkit.streaming import Tokens, open_model
+from quantkit.streaming import StreamedModel, Tokens, open_model
 from quantkit.threads import ReportProgress
 from quantkit.transcode import CPU
 from quantkit.weights.binding import bind_weights
@@ -36,7 +38,7 @@ from quantkit.weights.identity import model_fingerprint
 from quantkit.weights.source_form import source_form
 from quantkit.words import Words, WordsWriter, finish_words, has_words, open_words
 
-WORDS_SUFFIX = ".words"
+_DECODED = "decoded"
 _MEMORY_SHARE = 0.7  # of what there is, for the model alone
 
 
@@ -61,20 +63,40 @@ class WordsRequest:
 def made_words(request: WordsRequest) -> Iterator[Words]:
     """The words, whose directory is nobody else's until the block ends, and is removed where it ends well.
 
-    Raises UsageError where the directory holds words of another run, SourceError for a model that is not run.
+    Raises UsageError where the directory holds words of another run, SourceError for a model that is not run; what
+    headers tell of that before there is a directory.
     """
     plan, directory = request.plan, request.directory
+    check_target(request.target, plan.checkpoint.directory)
+    model = _checked_model(request)
     document = _document(plan)
     # what is known of files has no place in an output, and the words' document goes there
     run = {**document, "source": source_stamps(plan.checkpoint), "modules": _digest_of(_shapes(plan))}
-    with run_directory(directory, run, resume=request.resume):
+    with run_directory(directory, run, resume=request.resume, has_work=_has_work):
         if not has_words(directory):
-            _make(request, document)
+            _make(request, model, document)
         words = open_words(directory)
         words.check_modules(_shapes(plan), group_size=plan.recipe.group_size)
         yield words
         with named_errors(directory):
-            remove(directory)
+            remove_run(directory)
+
+
+def _checked_model(request: WordsRequest) -> StreamedModel | None:
+    """What is run layer by layer; None where llm-compressor loads it."""
+    plan, device = request.plan, request.device.split(",")[0].replace("cuda:all", "cuda:0")
+    if plan.recipe.calibration is None or not plan.recipe.calibration.streaming:
+        with redirect_stdout(sys.stderr):  # whose libraries print
+            compressor.check_architecture(plan.checkpoint.directory)
+        return None
+    model = open_model(plan.checkpoint, FAMILIES[plan.family], device=device)
+    model.check(request.tokens)
+    return model
+
+
+def _has_work(directory: Path) -> bool:
+    """Words of a layer, or of all; or what decoding has made of the source."""
+    return any(directory.glob("*.safetensors")) or partial_of(directory / _DECODED).exists()
 
 
 def _document(plan: Plan) -> dict[str, Any]:
@@ -119,29 +141,27 @@ def _shapes(plan: Plan) -> dict[str, tuple[int, int]]:
     return {job.weight.module: (job.weight.num_rows, job.weight.num_cols) for job in jobs}
 
 
-def _make(request: WordsRequest, document: Mapping[str, Any]) -> None:
+def _make(request: WordsRequest, model: StreamedModel | None, document: Mapping[str, Any]) -> None:
     plan, shapes = request.plan, _shapes(request.plan)
-    assert plan.recipe.calibration is not None
     drafts = mtp_layers(FAMILIES[plan.family], plan.checkpoint.config)  # which transformers does not run
     run = {name: shape for name, shape in shapes.items() if not is_in(drafts, name)}
-    if plan.recipe.calibration.streaming:
-        _stream(request, run)
-        made: Mapping[str, tuple[int, int]] = run
-    else:
+    made: Mapping[str, tuple[int, int]] = run
+    if model is None:
         made = _compress(request, run)
+    else:
+        _stream(request, model, run)
     finish_words(request.directory, document, searched=shapes.keys() - made.keys())
 
 
-def _stream(request: WordsRequest, shapes: Mapping[str, tuple[int, int]]) -> None:
-    plan, device = request.plan, request.device.split(",")[0].replace("cuda:all", "cuda:0")
-    model = open_model(plan.checkpoint, FAMILIES[plan.family], device=device)
+def _stream(request: WordsRequest, model: StreamedModel, shapes: Mapping[str, tuple[int, int]]) -> None:
+    recipe = request.plan.recipe
     stream_words(
         StreamRequest(
             model=model,
             tokens=request.tokens,
             shapes=shapes,
-            group_size=plan.recipe.group_size,
-            signed=plan.recipe.signed_scales,
+            group_size=recipe.group_size,
+            signed=recipe.signed_scales,
             directory=request.directory,
             report_progress=request.report_progress,
         )
@@ -190,7 +210,7 @@ def _plain_model(request: WordsRequest) -> Iterator[Path]:
     wanted: dict[str, Any] = {"rules": [], "mtp": "drop" if family.num_mtp_layers(checkpoint.config) else "int4"}
     document = recipe_document(default_recipe(family.name, has_experts=True)) | wanted
     plan = make_plan(parse_recipe(document, where="decoded source"), family, checkpoint, allow_incomplete=True)
-    target = request.directory / "decoded"
+    target = request.directory / _DECODED
     if target.exists():  # of a run that was stopped behind it
         remove(target)
     convert_checkpoint(

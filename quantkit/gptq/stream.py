@@ -54,7 +54,7 @@ def stream_words(request: StreamRequest) -> None:
         done += 1
     states = begin_states(model, request.tokens, directory=states_directory, layer=done)
     sizes = model.layer_bytes()
-    stage = Stage(label="gptq", total_bytes=sum(sizes), earlier_bytes=sum(sizes[:done]))
+    stage = Stage(label="gptq", total_bytes=sum(sizes), earlier_bytes=sum(sizes[:done]), step="layer")
     request.report_progress(stage, 0)
     for layer in model.layers(done):
         _write_layer(request, layer, states)

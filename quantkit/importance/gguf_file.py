@@ -1,7 +1,8 @@
 """Importance matrices of llama.cpp in GGUF: ``NAME.in_sum2``, sums of squares, and ``NAME.counts``, the tokens in them.
 
-Both are F32; experts lie one after the other, a count for each, or one count for all in files that were made of older
-ones. Other tensors (``NAME.in_sum``) are left alone. (tools/imatrix/imatrix.cpp of ggml-org/llama.cpp, save_imatrix.)
+Both are F32; experts lie one after the other, a count for each: ne is [channels, experts] and [1, experts]. Files that
+were made of older ones have one count for all, and sums of one dimension. Other tensors (``NAME.in_sum``) are left
+alone. (tools/imatrix/imatrix.cpp of ggml-org/llama.cpp, save_imatrix.)
 The gguf package reads the header; the numbers are read as any other tensor here.
 """
 
@@ -101,18 +102,24 @@ def _words(reader: "GGUFReader", key: str) -> str:
 
 
 def _stored(tensor: Any, path: Path) -> StoredTensor:
+    """In the order of numpy, the last dimension together, and without those of 1."""
     num_values = prod(int(size) for size in tensor.shape)
     if tensor.tensor_type.name != "F32" or not num_values or len(tensor.shape) > 4:
         fail(path, f"is {tensor.tensor_type.name} {tensor.shape.tolist()}, not F32 sums", tensor=tensor.name)
-    stored = StoredTensor(tensor.name, TensorSpec(F32, (num_values,)), path, int(tensor.data_offset))
+    shape = tuple(int(size) for size in reversed(tensor.shape) if size != 1) or (1,)
+    stored = StoredTensor(tensor.name, TensorSpec(F32, shape), path, int(tensor.data_offset))
     if stored.end > path.stat().st_size:
         fail(path, f"claims {num_values} values, and the file ends before", tensor=tensor.name)
     return stored
 
 
 def _entry(sums: StoredTensor, counts: StoredTensor) -> Entry:
-    if sums.spec.num_elements % counts.spec.num_elements:
-        fail(sums.path, f"{sums.spec.num_elements} sums do not go with {counts.spec}", tensor=sums.name)
+    """Rows of the sums are what is counted: of turned dimensions every row would be a mixture of all experts'."""
+    num_rows = sums.spec.shape[0] if len(sums.spec.shape) > 1 else 1
+    num_counts = counts.spec.num_elements
+    if len(sums.spec.shape) > 2 or counts.spec.shape != (num_counts,) or num_counts not in (1, num_rows):
+        what = f"sums {list(sums.spec.shape)} do not go with counts {list(counts.spec.shape)}"
+        fail(sums.path, f"{what}: [experts, channels] and one for each expert are expected", tensor=sums.name)
     numbers = read_tensor(counts).view(np.float32)
     if not (np.isfinite(numbers).all() and (numbers >= 0).all() and (numbers < _MOST_TOKENS).all()):
         fail(sums.path, "holds what is no number of tokens", tensor=counts.name)

@@ -1,23 +1,24 @@
 """An output of ours once more, with KV scales in it: a directory of its own, which appears whole or not at all.
 
 Nothing that was published is touched. Files that do not change are hard links where the file system has them, so that
-the copy of half a terabyte takes a moment and no room; scales lie in a shard of their own, and index, config and
-manifest are written anew.
+the copy of half a terabyte takes no room; scales lie in a shard of their own, and index, config and manifest are
+written anew. The new manifest vouches for every file, so that each is read once and compared with the old one.
 """
 
 import json
 import os
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from quantkit.checkpoint.begun import WHY
 from quantkit.checkpoint.disk import named_errors, write_file, write_whole
 from quantkit.checkpoint.file_names import CONFIG_NAME, INDEX_NAME, MANIFEST_NAME, README_NAME, RUN_NAME
 from quantkit.checkpoint.json_files import MOST_INDEX_BYTES, read_json
 from quantkit.checkpoint.output import OutputDirectory, check_target
-from quantkit.checkpoint.reader import copy_file
+from quantkit.checkpoint.reader import Digest, copy_file
 from quantkit.checkpoint.source import Checkpoint
 from quantkit.convert.card import model_card
 from quantkit.errors import UsageError, VerificationError
@@ -26,12 +27,21 @@ from quantkit.integrity.manifest import FileRecord, Manifest, read_manifest, rec
 from quantkit.kv_scales.make import KvScaleReport, scales_document
 from quantkit.kv_scales.sidecar import write_tensors
 from quantkit.kv_scales.spelling import config_section, scale_tensors
+from quantkit.machine import available_cores
+from quantkit.threads import ReportProgress
+from quantkit.verify.hashes import check_hashes
 from quantkit.verify.kv_scales import KEY, added_document, with_section
+from quantkit.verify.report import Finding
 from quantkit.verify.structure import check_contract, open_output
 
 SHARD_NAME = "model-kv-scales.safetensors"
 _RUN: Mapping[str, Any] = {"command": "kv-scales"}
 _SIDECAR = "leave --write-to out: a file beside the checkpoint needs no more"
+_DAMAGED = Finding(
+    check="files",
+    message="its sha256 is not the manifest's: the file is damaged",
+    remedy="put the undamaged file back, or convert again; quantkit verify names all that is damaged",
+)
 
 
 def check_checkpoint(checkpoint: Checkpoint, report: KvScaleReport, target: Path) -> None:
@@ -51,15 +61,25 @@ def check_checkpoint(checkpoint: Checkpoint, report: KvScaleReport, target: Path
     check_target(target, directory)
 
 
-def write_checkpoint(checkpoint: Checkpoint, family: Family, report: KvScaleReport, target: Path) -> None:
+def write_checkpoint(
+    checkpoint: Checkpoint,
+    family: Family,
+    report: KvScaleReport,
+    target: Path,
+    *,
+    report_progress: ReportProgress = lambda _, __: None,
+) -> None:
     """As ``check_checkpoint`` has allowed. Raises VerificationError where the output is damaged."""
     manifest = read_manifest(checkpoint.directory)
+    read = {name: one for name, one in manifest.output_files.items() if name in (CONFIG_NAME, INDEX_NAME)}
+    _check_undamaged(checkpoint.directory, read, report_progress)
     tensors = scale_tensors([one.scales for one in report.layers], report.kind)
     with OutputDirectory(target) as output:
         _check_ours(output)
         output.start_over()
         _begin_run(output.work)
-        _link_files(checkpoint.directory, output.directory, manifest.output_files)
+        linked = _link_files(checkpoint.directory, output.directory, manifest.output_files)
+        _check_undamaged(output.directory, linked, report_progress)
         with named_errors(output.directory / SHARD_NAME):
             write_tensors(output.directory / SHARD_NAME, tensors, {})
         documents = _documents(checkpoint, report, manifest)
@@ -85,7 +105,12 @@ def _check_ours(output: OutputDirectory) -> None:
         raise UsageError("holds work of a conversion", file=output.directory, remedy="choose another -o, or remove it")
 
 
-def _link_files(source: Path, target: Path, records: Mapping[str, FileRecord]) -> None:
+def _link_files(source: Path, target: Path, records: Mapping[str, FileRecord]) -> dict[str, FileRecord]:
+    """What is a link now, and nobody has read; what is copied is compared as it is.
+
+    Raises VerificationError for a file that is not the one that the manifest names.
+    """
+    linked = {}
     for name, record in records.items():
         if name in (CONFIG_NAME, INDEX_NAME, README_NAME):
             continue
@@ -97,8 +122,25 @@ def _link_files(source: Path, target: Path, records: Mapping[str, FileRecord]) -
             place.parent.mkdir(parents=True, exist_ok=True)
             try:
                 os.link(path, place)
+                linked[name] = record
             except OSError:  # another file system, or one without links
-                copy_file(path, place)
+                digest = Digest()
+                copy_file(path, place, digest)
+                if digest.hexadecimal != record.sha256:
+                    _refuse(replace(_DAMAGED, file=name))
+    return linked
+
+
+def _check_undamaged(directory: Path, records: Mapping[str, FileRecord], report_progress: ReportProgress) -> None:
+    found = check_hashes(
+        directory, records, wrong=_DAMAGED, num_jobs=available_cores(), report_progress=report_progress
+    )
+    for finding in found:
+        _refuse(finding)
+
+
+def _refuse(finding: Finding) -> NoReturn:
+    raise VerificationError(finding.message, tensor=finding.tensor, file=finding.file, remedy=finding.remedy)
 
 
 def _documents(checkpoint: Checkpoint, report: KvScaleReport, manifest: Manifest) -> dict[str, Mapping[str, Any]]:
@@ -145,6 +187,4 @@ def _verify(directory: Path, family: Family, manifest: Manifest) -> None:
         findings += check_contract(checkpoint, family, allow_incomplete=allowed, is_partial=is_partial)
     for finding in findings:
         if finding.is_error:
-            raise VerificationError(
-                finding.message, tensor=finding.tensor, file=finding.file, remedy="run quantkit verify on the output"
-            )
+            _refuse(replace(finding, remedy="run quantkit verify on the output"))

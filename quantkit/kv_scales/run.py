@@ -11,6 +11,7 @@ from quantkit.kv_scales.make import KvScaleReport, KvScaleRequest, make_kv_scale
 from quantkit.kv_scales.near import with_small_tensors
 from quantkit.kv_scales.sidecar import sidecar_path, write_sidecar
 from quantkit.sources import ResolvedSource, resolve_source
+from quantkit.threads import ReportProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,13 @@ class KvScaleResult:
     why_not: str
 
 
-def run_kv_scales(source: str, request: KvScaleRequest, write: WriteRequest) -> KvScaleResult:
+def run_kv_scales(
+    source: str,
+    request: KvScaleRequest,
+    write: WriteRequest,
+    *,
+    report_progress: ReportProgress = lambda _, __: None,
+) -> KvScaleResult:
     """Of a hub repository the headers and a few kilobytes are read."""
     _check_together(request, write)
     resolved = resolve_source(source, headers_only=True)
@@ -46,7 +53,7 @@ def run_kv_scales(source: str, request: KvScaleRequest, write: WriteRequest) -> 
             report = make_kv_scales(near, resolved.family, request)
     why_not = report.why_not_written
     is_written = report.method is not None and (write.force or not why_not)
-    written = _write(resolved, report, write) if is_written else None
+    written = _write(resolved, report, write, report_progress) if is_written else None
     return KvScaleResult(
         name=resolved.name,
         report=report,
@@ -65,7 +72,9 @@ def _check_together(request: KvScaleRequest, write: WriteRequest) -> None:
         raise UsageError("--format sglang is a file beside the checkpoint", remedy="leave --write-to out")
 
 
-def _write(resolved: ResolvedSource, report: KvScaleReport, write: WriteRequest) -> Path:
+def _write(
+    resolved: ResolvedSource, report: KvScaleReport, write: WriteRequest, report_progress: ReportProgress
+) -> Path:
     if not write.into_checkpoint:
         path = sidecar_path(write.output, resolved.name, report, resolved.checkpoint.directory)
         write_sidecar(path, report, tp=write.tp)
@@ -73,5 +82,5 @@ def _write(resolved: ResolvedSource, report: KvScaleReport, write: WriteRequest)
     target = write.output or Path(f"{resolved.name}-kv-scales")
     checkpoint: Checkpoint = resolved.checkpoint
     check_checkpoint(checkpoint, report, target)
-    write_checkpoint(checkpoint, resolved.family, report, target)
+    write_checkpoint(checkpoint, resolved.family, report, target, report_progress=report_progress)
     return target

@@ -34,6 +34,7 @@ _PART_OF: Mapping[Role, Part] = {
     Role.DENSE_MLP: Part.DENSE,
     Role.ATTENTION: Part.ATTENTION,
     Role.KV_B: Part.ATTENTION,
+    Role.KV_SCALE: Part.ATTENTION,
     Role.INDEXER: Part.INDEXER,
     Role.INDEXER_FIXED: Part.INDEXER,
     Role.ROUTER: Part.ROUTER,

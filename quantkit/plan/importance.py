@@ -74,10 +74,13 @@ def _check_shapes(
     for name, place in places.items():
         entry, num_cols, num_rows = file.entries[place.entry], weights[name].num_cols, num_experts[place.entry]
         has_all = entry.num_values == num_cols * num_rows or (is_incomplete and entry.num_values % num_cols == 0)
-        tokens = len(entry.tokens or (0,))
-        if not has_all or entry.num_values < num_cols * num_rows or tokens not in (1, entry.num_values // num_cols):
+        tokens, shape = len(entry.tokens or (0,)), entry.values.spec.shape
+        is_turned = len(shape) > 1 and shape[-1] != num_cols
+        is_short = entry.num_values < num_cols * num_rows
+        if not has_all or is_turned or is_short or tokens not in (1, entry.num_values // num_cols):
             raise SourceError(
-                f"holds {entry.num_values} moments with {tokens} counts, but {name} needs {num_rows} x {num_cols}",
+                f"holds {' x '.join(map(str, shape))} moments with {tokens} counts, but {name} needs "
+                f"{num_rows} x {num_cols}",
                 tensor=entry.values.name,
                 file=file.path,
                 remedy="give a file of this model",

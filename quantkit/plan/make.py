@@ -16,7 +16,7 @@ from quantkit.plan.kept_fp8 import (
     fp8_job,
     recovered_job,
 )
-from quantkit.plan.mtp import mtp_layers, without_mtp
+from quantkit.plan.mtp import is_in, mtp_layers, without_mtp
 from quantkit.plan.output_config import output_config, scheme_of
 from quantkit.plan.plan import Action, Job, Output, Plan, PlannedShard, RuleCount
 from quantkit.plan.relayout import (
@@ -63,6 +63,7 @@ def make_plan(
         else _job(weight, roles[name], made.actions[name], recipe, moved if weight.is_native_int4 else scheme)
         for name, weight in binding.weights.items()
     ]
+    _check_calibrated(jobs, recipe, drafts)
     mark_smoothed(jobs, recipe, drafts)
     if not jobs:
         raise SourceError("holds no tensors", file=checkpoint.directory, remedy="name a checkpoint directory")
@@ -80,6 +81,21 @@ def make_plan(
         dropped=binding.dropped,
         warnings=tuple(warnings),
         is_incomplete=is_incomplete,
+    )
+
+
+def _check_calibrated(jobs: Iterable[Job], recipe: Recipe, drafts: range) -> None:
+    """Raise RecipeError where a method that runs the model has nothing to decide: hours for what a copy does."""
+    if recipe.method == "search" or any(
+        job.action == Action.INT4 and not is_in(drafts, job.weight.module) for job in jobs
+    ):
+        return
+    is_native = any(job.weight.is_native_int4 for job in jobs)
+    what = "the source is INT4 already" if is_native else "no weight of the layers that are run becomes INT4"
+    told = "codes pass through bit for bit, and quantkit relayout moves them into another layout"
+    raise RecipeError(
+        f"{what}: --method {recipe.method} has nothing to quantize",
+        remedy=f"leave --method out: {told}" if is_native else "leave --method out, or choose other --targets",
     )
 
 

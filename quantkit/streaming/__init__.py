@@ -9,7 +9,7 @@ from quantkit.streaming.layer import StreamedLayer
 from quantkit.streaming.model import StreamedModel, begin_states, open_model
 from quantkit.streaming.observer import Observer
 from quantkit.streaming.states import States, open_states, state_bytes
-from quantkit.streaming.tokens import Tokens, read_tokens, tokenize
+from quantkit.streaming.tokens import Tokens, read_tokens, tokenize, told_tokens
 
 __all__ = [
     "ExpertVisit",
@@ -24,4 +24,5 @@ __all__ = [
     "read_tokens",
     "state_bytes",
     "tokenize",
+    "told_tokens",
 ]

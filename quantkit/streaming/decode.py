@@ -24,6 +24,12 @@ def decode_weight(weight: Weight) -> Tensor:
     return decode_rows(weight, 0, weight.num_rows).reshape(weight.shape)
 
 
+def check_known(weight: Weight) -> None:
+    """Raise SourceError for a form that is not decoded."""
+    if isinstance(weight.codec, Opaque) and not isinstance(weight.codec, NativeInt4):
+        weight.fail(f"is {weight.stored.spec}, not a weight", remedy="this form of checkpoint is unknown")
+
+
 def decode_rows(weight: Weight, first: int, last: int) -> Tensor:
     """float32 [R, C] of rows ``[first, last)``."""
     if isinstance(weight.codec, NativeInt4):
@@ -32,8 +38,7 @@ def decode_rows(weight: Weight, first: int, last: int) -> Tensor:
         begin = first - first % 8  # zero points of eight rows share a word
         end = min(-(-last // 8) * 8, weight.num_rows)
         return _int4_values(weight, read_words(weight, begin, end, signed=True))[first - begin : last - begin]
-    if isinstance(weight.codec, Opaque):
-        weight.fail(f"is {weight.stored.spec}, not a weight", remedy="this form of checkpoint is unknown")
+    check_known(weight)
     rows = read_rows(weight, first, last)
     if isinstance(weight.codec, Fp8Block):
         return _fp8_values(rows, weight.codec)

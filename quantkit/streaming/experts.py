@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from quantkit.streaming.ahead import ahead
 from quantkit.streaming.decode import decode_weight
 from quantkit.streaming.observer import Observer
+from quantkit.streaming.own_errors import OwnErrors
 from quantkit.weights.weight import Weight
 
 ROWS_AT_ONCE = 4096  # tokens of one expert
@@ -60,17 +61,18 @@ Visit = Callable[[ExpertVisit], None]
 class Recorder(nn.Module):
     """Stands where the experts were while the rest of a layer runs: keeps what they are asked, and answers zeros."""
 
-    def __init__(self, routing: Routing) -> None:
+    def __init__(self, routing: Routing, own: OwnErrors) -> None:
         super().__init__()
-        self._routing = routing
+        self._routing, self._own = routing, own
         self.first = 0
 
     def forward(self, hidden_TC: Tensor, chosen_TK: Tensor, factors_TK: Tensor) -> Tensor:
         """As transformers' experts are called."""
         rows = slice(self.first, self.first + len(hidden_TC))
-        self._routing.inputs_TC[rows] = hidden_TC
-        self._routing.chosen_TK[rows] = chosen_TK
-        self._routing.factors_TK[rows] = factors_TK
+        with self._own.noted():
+            self._routing.inputs_TC[rows] = hidden_TC
+            self._routing.chosen_TK[rows] = chosen_TK
+            self._routing.factors_TK[rows] = factors_TK
         return torch.zeros_like(hidden_TC)
 
 

@@ -13,6 +13,7 @@ from quantkit.errors import SourceError, first_line
 from quantkit.statistics.names import KvPart
 from quantkit.streaming.experts import ExpertWeights, Recorder, Routing, Visit
 from quantkit.streaming.observer import Observer
+from quantkit.streaming.own_errors import OwnErrors
 from quantkit.streaming.states import States
 
 BATCH_TOKENS = 2048  # of whole sequences that go through attention together
@@ -58,18 +59,23 @@ class StreamedLayer:
 
     @torch.no_grad()
     def attend(self, states: States, *, observer: Observer | None = None) -> None:
-        """All of the layer but its routed experts, whose input is kept; the states stay where they are."""
+        """All of the layer but its routed experts, whose input is kept; the states stay where they are.
+
+        Raises SourceError where transformers' layer cannot be run; errors of the observer come as they are.
+        """
+        own = OwnErrors()
         with ExitStack() as stack:
-            recorder = stack.enter_context(self._recorded(states)) if self.experts is not None else None
-            if observer is not None:
-                stack.enter_context(_observed(self.name, self.module, observer))
-            tap = None if observer is None else _CacheTap(self.name, observer)
+            recorder = stack.enter_context(self._recorded(states, own)) if self.experts is not None else None
+            watched = None if observer is None else _Watched(observer, own)
+            if watched is not None:
+                stack.enter_context(_observed(self.name, self.module, watched))
+            tap = None if watched is None else _CacheTap(self.name, watched)
             for first, last in states.batches(BATCH_TOKENS):
                 if recorder is not None:
                     recorder.first = first * states.length
-                self._forward(states, first, last, tap)
+                self._forward(states, first, last, tap, own)
 
-    def _forward(self, states: States, first: int, last: int, tap: "_CacheTap | None") -> None:
+    def _forward(self, states: States, first: int, last: int, tap: "_CacheTap | None", own: OwnErrors) -> None:
         options = dict(self.arguments(last - first, states.length))
         if "past_key_values" in options and not hasattr(_attention(self.module), "expand_kv"):
             options["past_key_values"] = tap
@@ -79,6 +85,8 @@ class StreamedLayer:
         try:
             answer = self.module(hidden, **options)
         except (RuntimeError, ValueError, IndexError) as error:
+            if error in own:
+                raise
             raise SourceError(
                 f"transformers cannot run it ({first_line(error)})",
                 tensor=self.name,
@@ -100,9 +108,9 @@ class StreamedLayer:
         )
 
     @contextmanager
-    def _recorded(self, states: States) -> Iterator[Recorder]:
+    def _recorded(self, states: States, own: OwnErrors) -> Iterator[Recorder]:
         block: Any = self.module.mlp
-        experts, block.experts = block.experts, Recorder(self._routing(states))
+        experts, block.experts = block.experts, Recorder(self._routing(states), own)
         try:
             yield block.experts
         finally:
@@ -124,8 +132,23 @@ def _attention(module: nn.Module) -> Any:
     return module.self_attn
 
 
+class _Watched:
+    """An observer whose errors are known for its own."""
+
+    def __init__(self, observer: Observer, own: OwnErrors) -> None:
+        self._observer, self._own = observer, own
+
+    def linear(self, module: str, inputs_TC: Tensor) -> None:
+        with self._own.noted():
+            self._observer.linear(module, inputs_TC)
+
+    def cache(self, attention: str, part: str, values_THD: Tensor) -> None:
+        with self._own.noted():
+            self._observer.cache(attention, part, values_THD)
+
+
 @contextmanager
-def _observed(name: str, module: nn.Module, observer: Observer) -> Iterator[None]:
+def _observed(name: str, module: nn.Module, observer: _Watched) -> Iterator[None]:
     """Hooks on every Linear, and on what latent attention expands."""
     handles = []
     for inner, one in module.named_modules():
@@ -144,12 +167,12 @@ def _observed(name: str, module: nn.Module, observer: Observer) -> Iterator[None
             del attention.expand_kv
 
 
-def _saw(module: str, observer: Observer, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+def _saw(module: str, observer: _Watched, _: nn.Module, args: tuple[Tensor, ...]) -> None:
     observer.linear(module, args[0].reshape(-1, args[0].shape[-1]))
 
 
 def _saw_latent(
-    attention: str, observer: Observer, expand: Callable[..., Any], latent: Tensor, rope: Tensor, **options: Any
+    attention: str, observer: _Watched, expand: Callable[..., Any], latent: Tensor, rope: Tensor, **options: Any
 ) -> Any:
     observer.cache(attention, KvPart.LATENT, latent.reshape(-1, 1, latent.shape[-1]))
     observer.cache(attention, KvPart.ROPE, rope.reshape(-1, 1, rope.shape[-1]))
@@ -159,7 +182,7 @@ def _saw_latent(
 class _CacheTap:
     """Stands in for a KV cache of grouped heads: keeps nothing, shows what it is given."""
 
-    def __init__(self, name: str, observer: Observer) -> None:
+    def __init__(self, name: str, observer: _Watched) -> None:
         self._name, self._observer = f"{name}.self_attn", observer
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:

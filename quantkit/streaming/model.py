@@ -1,6 +1,6 @@
 """A checkpoint as a model that is never in memory as a whole. Legend: T tokens, H hidden size, V vocabulary."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quantkit.checkpoint.source import Checkpoint
-from quantkit.errors import SourceError
+from quantkit.errors import SourceError, UsageError
 from quantkit.families.family import Family
 from quantkit.module_names import layer_name, layer_of
 from quantkit.streaming.ahead import ahead
 from quantkit.streaming.architectures import build_skeleton
-from quantkit.streaming.decode import decode_rows, decode_weight
+from quantkit.streaming.decode import check_known, decode_rows, decode_weight
 from quantkit.streaming.experts import ExpertWeights
 from quantkit.streaming.layer import StreamedLayer
 from quantkit.streaming.states import States, open_states
@@ -74,6 +74,22 @@ class StreamedModel:
                 sizes[layer.number] += weight.stored_bytes
         return sizes
 
+    def check(self, tokens: Tokens) -> None:
+        """What a run over these tokens would end with, or not mean, as headers tell it.
+
+        Raises SourceError for a weight that is missing, of another shape or of no known form, UsageError for sequences
+        longer than the model reads.
+        """
+        length, most = tokens.ids_NS.shape[1], int(self.skeleton.config.max_position_embeddings)
+        if length > most:
+            what = f"sequences of {length:,} tokens are longer than this model reads"
+            raise UsageError(what, remedy=f"at most {most:,}")
+        for index in range(self.num_layers):
+            name, module, _ = self._bound(index)
+            self._experts(name, module)
+        self._weight(self._norm_name, self.skeleton.model.norm.weight.shape)
+        _ = self.embedding_weight, self.head_weight
+
     def embed(self, ids_T: Tensor) -> Tensor:
         """[T, H] of token ids; only their rows are read."""
         weight = self.embedding_weight
@@ -83,26 +99,14 @@ class StreamedModel:
 
     def layer(self, index: int) -> StreamedLayer:
         """Load one layer without its experts, which is alive as long as the caller holds it. Any thread may do it."""
-        with torch.device("meta"):
-            module = self._layer_classes[index](self.skeleton.config, index).eval()
-        name = layer_name(self.root, index)
-        for inner, slot in _slots(module):
-            if inner.startswith(f"{_EXPERTS}."):
-                continue
-            value = decode_weight(self._weight(f"{name}.{inner}"))
-            if value.shape != slot.shape:
-                raise SourceError(
-                    f"is {list(value.shape)}, transformers expects {list(slot.shape)}",
-                    tensor=f"{name}.{inner}",
-                    remedy="config.json and the shards belong to different checkpoints",
-                )
-            _fill(module, inner, value.to(self.device, self._dtype_of(inner)))
-        experts = self._experts(name, module)
+        name, module, weights = self._bound(index)
+        for inner, weight in weights.items():
+            _fill(module, inner, decode_weight(weight).to(self.device, self._dtype_of(inner)))
         return StreamedLayer(
             index=index,
             name=name,
             module=module,
-            experts=experts,
+            experts=self._experts(name, module),
             arguments=partial(self._arguments, index),
             device=self.device,
             dtype=self.dtype,
@@ -115,7 +119,8 @@ class StreamedModel:
     def normed(self, hidden_TH: Tensor) -> Tensor:
         """[T, H] what the head takes."""
         norm = self.skeleton.model.norm
-        _fill(norm, "weight", decode_weight(self._weight(f"{self.root}norm.weight")).to(self.device, self.dtype))
+        weight = self._weight(self._norm_name, norm.weight.shape)
+        _fill(norm, "weight", decode_weight(weight).to(self.device, self.dtype))
         with torch.no_grad():
             answer: Tensor = norm(hidden_TH.to(self.device))
         return answer
@@ -129,14 +134,19 @@ class StreamedModel:
 
     @property
     def embedding_weight(self) -> Weight:
-        return self._weight(f"{self.root}embed_tokens.weight")
+        return self._weight(f"{self.root}embed_tokens.weight", (self.vocabulary, self.hidden_size))
 
     @property
     def head_weight(self) -> Weight:
         """The embedding, where the two are tied."""
         if self.skeleton.config.tie_word_embeddings:
             return self.embedding_weight
-        return self._weight(f"{self.root.removesuffix('model.')}lm_head.weight")
+        name = f"{self.root.removesuffix('model.')}lm_head.weight"
+        return self._weight(name, (self.vocabulary, self.hidden_size))
+
+    @property
+    def _norm_name(self) -> str:
+        return f"{self.root}norm.weight"
 
     @torch.no_grad()
     def logits(self, hidden_TH: Tensor) -> Tensor:
@@ -147,25 +157,40 @@ class StreamedModel:
             logits_TV[:, first : first + len(block)] = F.linear(normed_TH, block)
         return logits_TV
 
+    def _bound(self, index: int) -> tuple[str, nn.Module, dict[str, Weight]]:
+        """Name of a layer, its module on the meta device, and its weights without the experts."""
+        with torch.device("meta"):
+            module = self._layer_classes[index](self.skeleton.config, index).eval()
+        name = layer_name(self.root, index)
+        slots = {inner: slot for inner, slot in _slots(module) if not inner.startswith(f"{_EXPERTS}.")}
+        return name, module, {inner: self._weight(f"{name}.{inner}", slot.shape) for inner, slot in slots.items()}
+
     def _experts(self, name: str, module: nn.Module) -> ExpertWeights | None:
         block: Any = module.mlp
         if not hasattr(block, "experts"):
             return None
         gate, up, down = self.family.expert_dims
         prefix = f"{name}.{_EXPERTS}"
+        _, width, channels = block.experts.gate_up_proj.shape
+        inner = (width // 2, channels)
+        parts = (("gate", gate, inner), ("up", up, inner), ("down", down, inner[::-1]))
         weights = tuple(
-            {
-                part: self._weight(f"{prefix}.{number}.{leaf}.weight")
-                for part, leaf in (("gate", gate), ("up", up), ("down", down))
-            }
+            {part: self._weight(f"{prefix}.{number}.{leaf}.weight", shape) for part, leaf, shape in parts}
             for number in range(block.experts.num_experts)
         )
         return ExpertWeights(name=prefix, weights=weights, activation=block.experts.act_fn)
 
-    def _weight(self, name: str) -> Weight:
+    def _weight(self, name: str, shape: Sequence[int]) -> Weight:
         found = self.binding.weights.get(name)
         if found is None:
             raise SourceError("is missing", tensor=name, remedy="download the checkpoint again")
+        if found.shape != tuple(shape):
+            raise SourceError(
+                f"is {list(found.shape)}, transformers expects {list(shape)}",
+                tensor=name,
+                remedy="config.json and the shards belong to different checkpoints",
+            )
+        check_known(found)
         return found
 
     def _dtype_of(self, inner: str) -> torch.dtype:

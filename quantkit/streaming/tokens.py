@@ -33,13 +33,17 @@ class Tokens:
 
     @property
     def told(self) -> str:
-        """How many, and which, in a few words."""
         num_sequences, length = self.ids_NS.shape
-        return f"{num_sequences} x {length}, sha256 {self.sha256[:12]}"
+        return told_tokens(num_sequences, length, self.sha256)
 
     @property
     def ids(self) -> Tensor:
         return torch.from_numpy(self.ids_NS)
+
+
+def told_tokens(num_sequences: int | str, length: int | str, sha256: str) -> str:
+    """How many, and which, in a few words."""
+    return f"{num_sequences} x {length}, sha256 {sha256[:12]}"
 
 
 def read_tokens(path: Path, *, vocabulary: int, sequences: int | None = None) -> Tokens:

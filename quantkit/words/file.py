@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from quantkit.checkpoint.disk import named_errors, put_in_place, write_whole
+from quantkit.checkpoint.file_names import WORDS_NAME
 from quantkit.checkpoint.header import StoredTensor, read_header
 from quantkit.checkpoint.json_files import MOST_INDEX_BYTES, read_json
 from quantkit.checkpoint.reader import hash_file, read_tensor
@@ -24,7 +25,6 @@ from quantkit.numerics.packing import CODES_PER_WORD, Int4Words
 from quantkit.tensors import BF16, I32, TensorSpec
 
 PACKED, SCALE = ".packed", ".scale"
-DOCUMENT_NAME = "words.json"
 _AGAIN = "remove this directory, then run the same command again: it is made anew"
 
 
@@ -121,7 +121,7 @@ class Words:
 def finish_words(directory: Path, document: Mapping[str, Any], *, searched: Collection[str] = ()) -> None:
     """Write the document: all files of words are there. It holds their hashes."""
     files = {path.name: hash_file(path) for path in _files(directory)}
-    path = directory / DOCUMENT_NAME
+    path = directory / WORDS_NAME
     with named_errors(path):
         text = json.dumps({**document, "searched": sorted(searched), "files": files}, indent=2, sort_keys=True)
         write_whole(path, text.encode() + b"\n")
@@ -129,12 +129,12 @@ def finish_words(directory: Path, document: Mapping[str, Any], *, searched: Coll
 
 def has_words(directory: Path) -> bool:
     """Whether all of them are there."""
-    return (directory / DOCUMENT_NAME).is_file()
+    return (directory / WORDS_NAME).is_file()
 
 
 def open_words(directory: Path) -> Words:
     """Raises SourceError for files that are not those that the document names, or are no words."""
-    path = directory / DOCUMENT_NAME
+    path = directory / WORDS_NAME
     document = read_json(path, what="words of calibration have it", most_bytes=MOST_INDEX_BYTES)
     files = _files(directory)
     if not isinstance(document.get("searched"), list) or not isinstance(document.get("files"), dict):

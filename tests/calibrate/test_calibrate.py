@@ -1,5 +1,7 @@
 """Statistics against hooks on transformers' own forward over the whole model."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from quantkit.families import family_of
 from quantkit.numerics.magnitudes import NUM_BINS, bins_of
 from quantkit.statistics.file import open_statistics
 from quantkit.streaming import Tokens, open_model
+from tests.convert.faults import Faults, die_before, die_in_the_middle, killed
 from tests.streaming.models import lively_checkpoint, whole_model
 from tests.tiny import EXPERTS
 
@@ -207,6 +210,103 @@ def test_an_interrupted_run_of_other_tokens_is_refused(tmp_path):
         calibrate(Calibration(model=streamed(tmp_path / "source"), tokens=few, output=tmp_path / "stats.safetensors"))
     run(tmp_path / "source", tmp_path / "stats.safetensors", resume=False)
     assert (tmp_path / "stats.safetensors").is_file()
+
+
+def test_a_kill_behind_the_rename_leaves_nothing_that_the_next_run_does_not_remove(tmp_path):
+    """At every change from the rename of the file on; the layers are done before, so that no child computes."""
+    lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
+    output, done = tmp_path / "done" / "stats.safetensors", []
+    output.parent.mkdir()
+
+    def stop_behind_the_last(stage, num_bytes):
+        done.append(num_bytes)
+        if sum(done) == stage.total_bytes:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "source", output, report_progress=stop_behind_the_last)
+    model = streamed(tmp_path / "source")
+
+    def work(root):
+        calibration = Calibration(model=model, tokens=Tokens(ids_NS=IDS.numpy()), output=root / output.name)
+        return calibrate(calibration)
+
+    def prepared(name):
+        shutil.copytree(output.parent, tmp_path / name)
+        return tmp_path / name
+
+    faults = Faults(prepared("whole"), removals=True)
+    with faults.injected(die_before, -1):
+        work(faults.root)
+    renamed = next(at for at, call in enumerate(faults.calls) if call.startswith("replace"))
+    assert len(faults.calls) - renamed > 5
+    whole = (faults.root / output.name).read_bytes()
+    for at in range(renamed - 1, len(faults.calls)):
+        root = prepared(f"kill-{at}")
+        assert killed(lambda: work(root), Faults(root, removals=True), die_in_the_middle, at)  # noqa: B023
+        if (root / output.name).exists():
+            with pytest.raises(UsageError, match="exists already"):
+                work(root)
+        else:
+            assert at < renamed
+            work(root)
+        assert [path.name for path in root.iterdir()] == [output.name]
+        assert (root / output.name).read_bytes() == whole
+
+
+def test_work_of_another_run_beside_a_file_is_left_alone(tmp_path):
+    """Somebody has put the file there meanwhile: of other tokens, or none of ours."""
+    lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "source", tmp_path / "stats.safetensors", report_progress=interrupt)
+    few = Tokens(ids_NS=IDS[:2].numpy())
+    calibrate(Calibration(model=streamed(tmp_path / "source"), tokens=few, output=tmp_path / "few.safetensors"))
+    for content in ((tmp_path / "few.safetensors").read_bytes(), b"mine"):
+        (tmp_path / "stats.safetensors").write_bytes(content)
+        with pytest.raises(UsageError, match="exists already"):
+            run(tmp_path / "source", tmp_path / "stats.safetensors")
+        assert (tmp_path / "stats.safetensors.partial" / "layer-00000.safetensors").exists()
+
+
+def test_a_run_that_finishes_no_layer_leaves_nothing(tmp_path):
+    tiny = lively_checkpoint(tmp_path / "source", "glm_moe_dsa", source_format="bf16")
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensor = tiny.tensor(name).clone()
+    tensor[3, 5] = torch.nan
+    tiny.put(name, tensor)
+    tiny.write()
+    with pytest.raises(SourceError, match="holds nan"):
+        run(tmp_path / "source", tmp_path / "new" / "stats.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "words"),
+    [
+        ("model.layers.1.self_attn.q_a_proj.weight", None, "is missing"),
+        ("model.layers.1.mlp.experts.2.down_proj.weight", None, "is missing"),
+        ("model.layers.1.mlp.experts.2.down_proj.weight", (128, 256), r"is \[128, 256\], transformers expects"),
+        ("model.norm.weight", (7,), r"is \[7\], transformers expects \[256\]"),
+        ("model.embed_tokens.weight", (128, 128), r"is \[128, 128\], transformers expects \[128, 256\]"),
+        ("lm_head.weight", None, "is missing"),
+    ],
+)
+def test_what_headers_tell_is_told_before_anything_is_made(tmp_path, monkeypatch, name, shape, words):
+    tiny = lively_checkpoint(tmp_path / "source", "glm_moe_dsa", source_format="bf16")
+    tiny.remove(name)
+    if shape is not None:
+        tiny.put(name, torch.zeros(shape, dtype=torch.bfloat16))
+    tiny.write()
+    monkeypatch.setattr("quantkit.calibrate.run.run_directory", lambda *_, **__: pytest.fail("it has begun"))
+    with pytest.raises(SourceError, match=f"{name}: {words}"):
+        run(tmp_path / "source", tmp_path / "stats.safetensors")
+
+
+def test_sequences_longer_than_the_model_reads_are_refused(tmp_path):
+    lively_checkpoint(tmp_path / "source", "glm_moe_dsa", config_changes={"max_position_embeddings": 8})
+    with pytest.raises(UsageError, match="sequences of 16 tokens are longer"):
+        run(tmp_path / "source", tmp_path / "stats.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_a_hidden_state_that_is_not_finite_is_named(tmp_path):

@@ -4,15 +4,20 @@ import json
 
 import pytest
 
-from quantkit.checkpoint.begun import BEGUN_NAME, differences, run_directory
+from quantkit.checkpoint.begun import differences, remove_left, run_directory
 from quantkit.checkpoint.disk import remove
+from quantkit.checkpoint.file_names import BEGUN_NAME
 from quantkit.errors import SourceError, UsageError
 
 RUN = {"tokens": "0" * 64, "options": {"dtype": "float32"}}
 
 
+def working(directory, *, resume=True, is_worth=True):
+    return run_directory(directory, RUN, resume=resume, has_work=lambda _: is_worth)
+
+
 def begin(directory, document=RUN, *, resume=True):
-    with run_directory(directory, document, resume=resume):
+    with run_directory(directory, document, resume=resume, has_work=lambda _: True):
         return sorted(path.name for path in directory.iterdir())
 
 
@@ -72,10 +77,10 @@ def test_what_is_somebody_elses_is_left_alone(tmp_path, resume):
 
 
 def test_who_is_interrupted_is_told_what_is_kept(tmp_path):
-    with pytest.raises(KeyboardInterrupt) as caught, run_directory(tmp_path / "run", RUN, resume=True):
+    with pytest.raises(KeyboardInterrupt) as caught, working(tmp_path / "run"):
         raise KeyboardInterrupt
     assert caught.value.__notes__ == [f"{tmp_path}/run: what is finished is kept there, and the same command goes on"]
-    with pytest.raises(KeyboardInterrupt) as caught, run_directory(tmp_path / "run", RUN, resume=True):
+    with pytest.raises(KeyboardInterrupt) as caught, working(tmp_path / "run"):
         remove(tmp_path / "run")
         raise KeyboardInterrupt
     assert not hasattr(caught.value, "__notes__")
@@ -83,10 +88,47 @@ def test_who_is_interrupted_is_told_what_is_kept(tmp_path):
 
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_second_run_is_refused_while_the_first_one_works(tmp_path, resume):
-    with run_directory(tmp_path / "run", RUN, resume=True):
+    with working(tmp_path / "run"):
         (tmp_path / "run" / "layer-0").write_bytes(b"done")
         with pytest.raises(UsageError, match="is being written by another run"):
             begin(tmp_path / "run", resume=resume)
         assert (tmp_path / "run" / "layer-0").exists()
         remove(tmp_path / "run")
     assert begin(tmp_path / "run") == [BEGUN_NAME]  # nothing is left of the lock
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UsageError("no"), AssertionError])
+def test_nothing_is_left_of_a_run_that_has_finished_nothing(tmp_path, error):
+    """Nor of directories that were made for it; where something is finished all of it stays."""
+    directory = tmp_path / "new" / "deep" / "run"
+    for is_worth in (False, True, False):  # the last finds what was left
+        with pytest.raises(BaseException), working(directory, is_worth=is_worth):  # noqa: B017, PT011
+            (directory / "draft").touch()
+            (directory / "states").mkdir(exist_ok=True)
+            raise error
+        assert directory.exists() == is_worth
+        assert (tmp_path / "new").exists() == is_worth or directory.parent.exists()
+    assert not directory.exists()
+
+
+def test_what_a_finished_run_has_left_goes_and_nothing_else(tmp_path):
+    begin(tmp_path / "used")
+    (tmp_path / "used" / "layer-0").touch()
+    remove_left(tmp_path / "used", lambda begun: begun != RUN)
+    assert (tmp_path / "used" / "layer-0").exists()
+    with working(tmp_path / "used"):  # it is worked in
+        remove_left(tmp_path / "used", lambda begun: begun == RUN)
+    assert (tmp_path / "used" / "layer-0").exists()
+    (tmp_path / "link").symlink_to(tmp_path / "used")
+    (tmp_path / "file").touch()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "mine").touch()
+    (tmp_path / "garbled").mkdir()
+    (tmp_path / "garbled" / BEGUN_NAME).write_text("[]")
+    (tmp_path / "empty").mkdir()  # cut behind the last file of it
+    before = {path for path in tmp_path.rglob("*") if path.name != "empty"}
+    for name in ("link", "file", "theirs", "garbled", "empty", "nowhere"):
+        remove_left(tmp_path / name, lambda _: True)
+    assert set(tmp_path.rglob("*")) == before
+    remove_left(tmp_path / "used", lambda begun: begun == RUN)
+    assert not (tmp_path / "used").exists()

@@ -102,6 +102,7 @@ def test_an_architecture_that_is_not_known_is_refused(tmp_path):
     error = refusal("calibrate", tmp_path / "source", *arguments)
     assert (error.exit_code, error.file) == (3, "config.json")
     assert "supported: glm_moe_dsa" in str(error)
+    assert not list(tmp_path.glob("s.safetensors*"))
 
 
 def test_a_killed_run_goes_on_and_gives_the_same_bytes(source, tmp_path):

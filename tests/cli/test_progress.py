@@ -1,5 +1,6 @@
 """What whoever waits reads: what goes on, how fast this run is, and how long it will take."""
 
+import rich.console
 import rich.progress
 
 from quantkit.cli import render
@@ -46,8 +47,19 @@ def test_stages_of_one_length_are_told_apart(monkeypatch, capsys):
     ]
 
 
+def test_a_run_of_a_model_tells_how_long_a_layer_takes(monkeypatch, capsys):
+    """And no bytes: of a small model, or a long text, 0 MB/s."""
+    stage = Stage(label="calibrate", total_bytes=4000, earlier_bytes=1000, step="layer")
+    assert plain_lines(monkeypatch, capsys, [(stage, 0, 1), (stage, 1000, 25), (stage, 2000, 50)]) == [
+        "calibrate: goes on from 25%",
+        "calibrate: 50%, 25.0 s a layer, 50 s left",
+        "calibrate: 100%, 37.5 s a layer, 0 s left",
+    ]
+
+
 def test_the_bar_of_a_terminal_says_the_same(monkeypatch):
     clock, bars = Clock(), []
+    monkeypatch.setattr(render.time, "monotonic", clock)
 
     class Bar(rich.progress.Progress):
         def __init__(self, *columns, **options):
@@ -73,6 +85,23 @@ def test_the_bar_of_a_terminal_says_the_same(monkeypatch):
                 advance(stage, 5)
             assert task.speed == 2.5
             assert task.completed == stage.earlier_bytes + 20
+            assert "bytes/s" in shown(bars[0])
+        layers = Stage(label="gptq", total_bytes=100, step="layer")
+        advance(layers, 0)
+        for _ in range(2):
+            clock.now += 30
+            advance(layers, 25)
+        assert "gptq" in shown(bars[0])
+        assert "50% 30.0 s a layer" in shown(bars[0])
+        assert "bytes" not in shown(bars[0])
+
+
+def shown(bar):
+    """What the terminal has of it."""
+    console = rich.console.Console(width=120)
+    with console.capture() as captured:
+        console.print(bar.make_tasks_table(bar.tasks))
+    return captured.get()
 
 
 def test_a_row_of_a_table_stays_in_its_line(capsys):

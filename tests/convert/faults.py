@@ -4,7 +4,7 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -97,6 +97,20 @@ class Faults:
             except OSError:
                 return ""
         return os.fspath(what) if isinstance(what, str | os.PathLike) else ""
+
+
+def killed(work: Callable[[], Any], faults: Faults, fault: Fault, at: int) -> bool:
+    """Whether a process of its own was killed at that change; it must not end otherwise than well."""
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            with faults.injected(fault, at):
+                work()
+            os._exit(0)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
 
 
 ERRNOS = {"full": errno.ENOSPC, "broken": errno.EIO}

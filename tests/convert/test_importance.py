@@ -334,6 +334,13 @@ def test_a_file_of_another_model_is_refused(tiny_checkpoint, tmp_path):
         with pytest.raises(SourceError, match="needs 4 x 128") as caught:
             plan_with(source, other)
         assert caught.value.tensor == "blk.1.ffn_down_exps.weight.in_sum2"
+    turned = np.ones((128, 4), np.float32)  # with one count for all, as files that were made of older ones have it
+    changes = {
+        "blk.1.ffn_down_exps.weight.in_sum2": turned,
+        "blk.1.ffn_down_exps.weight.counts": np.ones(1, np.float32),
+    }
+    with pytest.raises(SourceError, match=r"holds 128 x 4 moments with 1 counts, but .* needs 4 x 128"):
+        plan_with(source, write_gguf(tmp_path / "y.gguf", entries, changes=changes))
 
 
 def test_statistics_of_a_source_whose_weights_are_elsewhere_are_taken_with_a_warning(tiny_checkpoint, tmp_path):

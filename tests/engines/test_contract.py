@@ -406,6 +406,23 @@ def test_scales_of_a_kv_cache(model_type, leaf, scheme, sglang, vllm):
         assert report.bad_rows == ()
 
 
+@pytest.mark.parametrize(
+    ("model_type", "leaves", "engine", "outcome"),
+    [
+        ("glm4_moe", ("k_scale", "attn.k_scale"), "vllm", Outcome.UNKNOWN),
+        ("glm4_moe", ("k_scale", "v_scale"), "vllm", None),
+        ("deepseek_v3", ("k_proj.k_scale", "attn_mqa.k_scale"), "sglang", Outcome.UNKNOWN),
+        ("deepseek_v3", ("k_scale", "attn_mqa.k_scale"), "sglang", Outcome.FLAG),  # of which it reads the second
+    ],
+)
+def test_a_scale_of_a_kv_cache_under_two_names(model_type, leaves, engine, outcome):
+    case = Case(model_type, document=only_experts() | {"kv_cache_scheme": STATIC_KV})
+    case.stored |= {f"model.layers.1.self_attn.{leaf}": TensorSpec(F32, ()) for leaf in leaves}
+    found = [row.example for row in case.check(engine, flags=(NO_FUSION,)).rows if "KV scales" in row.name]
+    assert ([one.outcome for one in found] or [None])[-1] is outcome
+    assert all("has two names" in one.message for one in found if one.outcome is Outcome.UNKNOWN)
+
+
 def test_indexers_of_layers_that_reuse_a_choice_end_vllm():
     """A checkpoint may carry them; SGLang passes them over."""
     case = Case(changes={"num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]})

@@ -1,6 +1,7 @@
 """`quantkit convert --method gptq|awq` as a user runs it, with the real llm-compressor; and what it refuses."""
 
 import json
+import shutil
 
 import jsonschema
 import pytest
@@ -11,8 +12,10 @@ from quantkit.checkpoint.source import open_checkpoint
 from quantkit.verify.verify import verify_output
 from tests.cli.inside import refusal, run_inside
 from tests.cli.test_commands import SCHEMAS, run
-from tests.convert.helpers import load_output
+from tests.convert.faults import Faults, die_before, die_in_the_middle, killed
+from tests.convert.helpers import directory_bytes, load_output
 from tests.gptq.helpers import save_tokens, tiny_glm
+from tests.streaming.models import lively_checkpoint
 from tests.test_transformers import log_probabilities
 
 EXPERT = "model.layers.1.mlp.experts.3"
@@ -147,6 +150,31 @@ def test_what_does_not_go_with_a_method_is_refused_before_anything_runs(options,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+@pytest.mark.parametrize(
+    ("switches", "options", "message", "remedy"),
+    [
+        ({"source_format": "int4_native"}, [], "the source is INT4 already", "quantkit relayout"),
+        (
+            {"mtp": True},
+            ["--targets", r"re:.*layers\.2\..*experts.*"],
+            "no weight of the layers that are run",
+            "--targets",
+        ),
+    ],
+)
+def test_a_method_that_has_nothing_to_quantize_is_refused(
+    method, switches, options, message, remedy, tiny_checkpoint, tmp_path
+):
+    """Without a method the former is copied, the latter searched."""
+    directory = tiny_checkpoint(**switches).directory
+    more = ["--ignore", r"re:.*layers\.1\..*"] if options else []
+    for command in (["plan", directory], ["convert", directory, "-o", tmp_path / "out", "--text", "x"]):
+        error = refusal(*command, "--to", "int4", "--method", method, *options, *more)
+        assert (error.exit_code, message in error.message, remedy in error.remedy) == (2, True, True)
+    assert {path.name for path in tmp_path.iterdir()} == {"source"}
+
+
 def test_a_directory_that_is_not_ours_is_left_alone(tiny_checkpoint, tmp_path):
     (tmp_path / "out.words").mkdir()
     (tmp_path / "out.words" / "mine").touch()
@@ -156,3 +184,100 @@ def test_a_directory_that_is_not_ours_is_left_alone(tiny_checkpoint, tmp_path):
     error = refusal("convert", tiny_checkpoint().directory, "--to", "int4", *options)
     assert (error.exit_code, error.message) == (2, "is there and not ours")
     assert (tmp_path / "out.words" / "mine").exists()
+
+
+@pytest.fixture(scope="module")
+def words_of_a_stopped_run(tmp_path_factory):
+    """A directory with tokens and the words of a conversion that was refused behind its calibration; and its source."""
+    source = lively_checkpoint(tmp_path_factory.mktemp("lively") / "source", "glm_moe_dsa").directory
+    stopped = tmp_path_factory.mktemp("stopped")
+    save_file({"input_ids": torch.arange(96).view(4, 24)}, stopped / "tokens.safetensors")
+    (stopped / "out.partial").write_text("in the way")
+    assert refusal(*streamed(source, stopped)).exit_code == 2
+    (stopped / "out.partial").unlink()
+    return source, stopped
+
+
+def streamed(source, root, *options):
+    tokens = ["--tokens", root / "tokens.safetensors"]
+    return (
+        "convert",
+        source,
+        "--to",
+        "int4",
+        "-o",
+        root / "out",
+        "--method",
+        "gptq",
+        "--streaming",
+        "-q",
+        *tokens,
+        *options,
+    )
+
+
+@pytest.mark.slow
+def test_a_kill_behind_the_rename_leaves_words_that_the_next_command_removes(words_of_a_stopped_run, tmp_path):
+    """At every change from the rename of the output on that is one of words; no child runs the model."""
+    source, stopped = words_of_a_stopped_run
+
+    def prepared(name):
+        shutil.copytree(stopped, tmp_path / name)
+        return tmp_path / name
+
+    faults = Faults(prepared("whole"), removals=True)
+    with faults.injected(die_before, -1):
+        run_inside(*streamed(source, faults.root))
+    renamed = next(at for at, call in enumerate(faults.calls) if call == f"rename {faults.root / 'out.partial'}")
+    places = [renamed, *(at for at, call in enumerate(faults.calls) if at > renamed and ".words" in call)]
+    assert len(places) == 1 + 2 + 2 + 1  # layers, documents, directory
+    for at in places:
+        root = prepared(f"kill-{at}")
+        command = streamed(source, root)
+        assert killed(lambda: run_inside(*command), Faults(root, removals=True), die_in_the_middle, at)  # noqa: B023
+        assert refusal(*command).message == "exists already"
+        assert {path.name for path in root.iterdir()} == {"out", "tokens.safetensors"}
+        assert directory_bytes(root / "out") == directory_bytes(faults.root / "out")
+    assert run_inside(*streamed(source, root, "--accept-complete")) == 0
+
+
+def test_words_of_another_output_are_left_alone(words_of_a_stopped_run, tmp_path):
+    source, stopped = words_of_a_stopped_run
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    before = directory_bytes(tmp_path / "out.words")
+    assert run_inside("convert", source, "--to", "int4", "-o", tmp_path / "out", "-q") == 0
+    for document in ({}, {"calibration": {"words_sha256": "0" * 64}}, {"calibration": []}):
+        manifest = json.loads((tmp_path / "out" / "conversion.json").read_text())
+        (tmp_path / "out" / "conversion.json").write_text(json.dumps(manifest | document))
+        assert refusal(*streamed(source, tmp_path)).message == "exists already"
+        assert directory_bytes(tmp_path / "out.words") == before
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "words"),
+    [
+        ("glm4_moe_lite", ["--streaming"], "'glm4_moe_lite' cannot be run layer by layer"),
+        ("kimi_k2", [], "transformers does not load it"),  # without code of the checkpoint
+    ],
+)
+def test_a_model_that_cannot_be_run_is_refused_before_anything_is_made(
+    model_type, options, words, tiny_checkpoint, tmp_path, monkeypatch
+):
+    source = tiny_checkpoint(model_type=model_type).directory
+    save_file({"input_ids": torch.zeros(2, 8, dtype=torch.int64)}, tmp_path / "tokens.safetensors")
+    monkeypatch.setattr("quantkit.gptq.make.run_directory", lambda *_, **__: pytest.fail("it has begun"))
+    arguments = ["--tokens", tmp_path / "tokens.safetensors", "--method", "gptq", *options]
+    error = refusal("convert", source, "--to", "int4", "-o", tmp_path / "new" / "out", *arguments)
+    assert (error.exit_code, words in error.message) == (3, True), str(error)
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "tokens.safetensors"}
+
+
+def test_an_output_that_exists_is_refused_before_anything_is_calibrated(words_of_a_stopped_run, tmp_path, monkeypatch):
+    """Also under the name that is taken where none is given."""
+    source, stopped = words_of_a_stopped_run
+    (tmp_path / "source-int4").mkdir()
+    monkeypatch.chdir(tmp_path)
+    tokens = ["--tokens", stopped / "tokens.safetensors"]
+    error = refusal("convert", source, "--to", "int4", "--method", "gptq", "--streaming", *tokens)
+    assert (error.exit_code, error.message) == (2, "exists already")
+    assert [path.name for path in tmp_path.iterdir()] == ["source-int4"]

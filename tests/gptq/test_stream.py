@@ -1,9 +1,10 @@
 """GPTQ layer by layer against GPTQ of the whole model in memory, written here with hooks alone."""
 
+import numpy as np
 import pytest
 import torch
 
-from quantkit.gptq.factor import blend, factorize
+from quantkit.gptq.factor import factorize
 from quantkit.gptq.quantize import quantize_gptq
 from quantkit.gptq.stream import StreamRequest, stream_words, values_of
 from quantkit.numerics.packing import unpack_int4
@@ -44,6 +45,17 @@ def values(words, module, shape):
     return torch.from_numpy(unpack_int4(read.packed, shape[1])).float() * scale.repeat_interleave(GROUP, 1)
 
 
+def drawn_to_the_layer(own_TC, layer_TC):
+    """As the README has it: an expert's Hessian counts as if 512 tokens of the whole layer had chosen it, too.
+
+    So the sum of its own tokens and 512 means of the layer, over as many tokens; of 512 tokens and no expert's own, the
+    layer's mean.
+    """
+    own_TC, layer_TC = (one.detach().numpy().astype(np.float64) for one in (own_TC, layer_TC))
+    mean_CC = layer_TC.T @ layer_TC / len(layer_TC)
+    return torch.from_numpy((own_TC.T @ own_TC + 512 * mean_CC) / (len(own_TC) + 512))
+
+
 @torch.no_grad()
 def test_an_expert_is_quantized_for_its_own_tokens_and_some_of_the_layer(tmp_path):
     """All of it again from the whole model: inputs of the experts, gate and up, then down of what these make."""
@@ -54,11 +66,9 @@ def test_an_expert_is_quantized_for_its_own_tokens_and_some_of_the_layer(tmp_pat
     experts = model.model.layers[1].mlp.experts
     experts.register_forward_pre_hook(lambda _, args: seen.update(x=args[0], chosen=args[1]))
     model(IDS)
-    layer_CC = (seen["x"].T @ seen["x"]).double() / len(seen["x"])
     for expert in range(EXPERTS):
         mine = seen["x"][(seen["chosen"] == expert).any(-1)]
-        own_CC = (mine.T @ mine).double() / len(mine)
-        factor = factorize(blend(own_CC, len(mine), layer_CC), module="x")
+        factor = factorize(drawn_to_the_layer(mine, seen["x"]), module="x")
         new = {}
         for leaf, weight in zip(("gate_proj", "up_proj"), experts.gate_up_proj[expert].chunk(2), strict=True):
             name = f"model.layers.1.mlp.experts.{expert}.{leaf}"
@@ -69,8 +79,7 @@ def test_an_expert_is_quantized_for_its_own_tokens_and_some_of_the_layer(tmp_pat
         inner = experts.act_fn(mine @ new["gate_proj"].T) * (mine @ new["up_proj"].T)
         sample = seen["x"][:512]
         inner_of_layer = experts.act_fn(sample @ new["gate_proj"].T) * (sample @ new["up_proj"].T)
-        own, layer = ((part.T @ part).double() / len(part) for part in (inner, inner_of_layer))
-        factor = factorize(blend(own, len(mine), layer), module="x")
+        factor = factorize(drawn_to_the_layer(inner, inner_of_layer), module="x")
         made = quantize_gptq(experts.down_proj[expert].numpy(), factor, group_size=GROUP, signed=True)
         name = f"model.layers.1.mlp.experts.{expert}.down_proj"
         assert_nearly_all_equal(values(words, name, (HIDDEN, WIDTH)), values_of(made, GROUP))

@@ -204,6 +204,32 @@ def test_a_stored_scale_that_is_none_is_refused(bad, tiny_checkpoint):
         report_of(source.directory)
 
 
+@pytest.mark.parametrize(("odd", "words"), [(1e-45, r"is 1\.4013e-45"), (1e-39, "is 1e-39"), (3e38, r"is 3e\+38")])
+def test_a_stored_scale_that_a_gpu_takes_for_none_is_refused(odd, words, tiny_checkpoint):
+    """Subnormal, or of a subnormal inverse."""
+    source = tiny_checkpoint(model_type="glm4_moe", write=False)
+    for leaf, value in (("k_scale", odd), ("v_scale", 0.5)):
+        source.put(f"model.layers.1.self_attn.{leaf}", torch.tensor([value]))
+    source.write()
+    with pytest.raises(SourceError, match=rf"layers\.1\.self_attn\.k_scale: {words}: .*a normal float32"):
+        report_of(source.directory)
+
+
+@pytest.mark.parametrize("names", [("k_scale", "attn.k_scale"), ("attn_mqa.k_scale", "k_proj.k_scale")])
+def test_two_names_of_one_stored_scale_agree(names, tiny_checkpoint):
+    source = tiny_checkpoint(model_type="glm4_moe", write=False)
+    for name, values in zip(names, (torch.tensor(0.5), torch.tensor([0.5, 0.5])), strict=True):
+        source.put(f"model.layers.1.self_attn.{name}", values)
+        source.put(f"model.layers.1.self_attn.{name.replace('k_', 'v_')}", torch.tensor(0.25))
+    source.write()
+    assert len(report_of(source.directory).stored) == 4
+    source.put(f"model.layers.1.self_attn.{names[1]}", torch.tensor([0.5, 0.75]))
+    source.write()
+    with pytest.raises(SourceError, match="another name of the same scale") as caught:
+        report_of(source.directory)
+    assert all(told in str(caught.value) for told in (*names, "0.5 to 0.75"))
+
+
 @pytest.mark.parametrize("names", [("k_proj.k_scale", "v_proj.v_scale"), ("attn.k_scale", "attn.v_scale")])
 def test_stored_scales_come_in_pairs(names, tiny_checkpoint):
     source = tiny_checkpoint(model_type="glm4_moe", write=False)

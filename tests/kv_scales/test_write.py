@@ -2,7 +2,6 @@
 
 import json
 import os
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from quantkit.kv_scales import into_checkpoint
 from quantkit.kv_scales.make import KvScaleRequest
 from quantkit.kv_scales.run import WriteRequest, run_kv_scales
 from quantkit.verify.verify import verify_output
-from tests.convert.faults import Faults, die_before, die_in_the_middle
+from tests.convert.faults import Faults, die_before, die_in_the_middle, killed
 from tests.convert.helpers import convert, directory_bytes, load_output
 from tests.kv_scales.helpers import calibrated, report_of
 
@@ -197,16 +196,16 @@ def test_files_that_do_not_change_are_links_or_copies(converted, tmp_path, monke
     assert not (tmp_path / "linked" / "config.json").samefile(output / "config.json")
 
 
-@pytest.mark.parametrize("at", ["value", "shard", "config", "manifest"])
+@pytest.mark.parametrize("at", ["value", "subnormal", "shard", "config", "manifest"])
 def test_verify_finds_what_is_done_to_scales(at, converted, tmp_path):
     output, statistics, source = converted
     into(output, statistics, tmp_path / "kv")
     manifest = json.loads((tmp_path / "kv" / "conversion.json").read_text())
     shard = tmp_path / "kv" / into_checkpoint.SHARD_NAME
     config = tmp_path / "kv" / "config.json"
-    if at == "value":
+    if at in ("value", "subnormal"):
         content = bytearray(shard.read_bytes())
-        content[-4:] = b"\0\0\0\0"
+        content[-4:] = int(at == "subnormal").to_bytes(4, "little")  # 0, and 1e-45
         shard.write_bytes(content)
     elif at == "shard":
         shard.unlink()
@@ -220,6 +219,8 @@ def test_verify_finds_what_is_done_to_scales(at, converted, tmp_path):
     assert messages
     if at == "value":
         assert "is 0, and a scale is above 0" in messages
+    if at == "subnormal":
+        assert any(message.startswith("is 1.4013e-45: ") for message in messages)
 
 
 def test_garbled_scales_of_a_manifest_are_said(converted, tmp_path):
@@ -267,18 +268,27 @@ def test_a_damaged_output_is_not_copied(converted, tmp_path):
     assert not (tmp_path / "kv.partial").exists()
 
 
-def killed(work, faults, fault, at):
-    """Whether a process of its own was killed at that change; it must not end otherwise than well."""
-    child = os.fork()
-    if not child:
-        with suppress(BaseException):
-            with faults.injected(fault, at):
-                work()
-            os._exit(0)
-        os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
+@pytest.mark.parametrize("name", ["model-00002-of-00002.safetensors", "generation_config.json", "config.json"])
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_flipped_byte_is_not_vouched_for_anew(name, has_links, converted, tmp_path, monkeypatch):
+    """A shard with its length, a file beside it, and one that is read and written anew."""
+    output, statistics, _ = converted
+    content = (output / name).read_bytes()
+    if name.endswith("safetensors"):
+        flipped = content[:-9] + bytes([content[-9] ^ 4]) + content[-8:]
+    else:
+        flipped = content.replace(b"2", b"3", 1) if b"2" in content else b"[]"
+    assert len(flipped) == len(content)
+    (output / name).write_bytes(flipped)
+    if not has_links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(18, "Invalid cross-device link")))
+    with pytest.raises(VerificationError, match="is damaged; put the undamaged file back") as caught:
+        into(output, statistics, tmp_path / "kv")
+    assert caught.value.file == name
+    assert not (tmp_path / "kv").exists()
+    assert not (tmp_path / "kv.partial").exists()
+    (output / name).write_bytes(content)
+    into(output, statistics, tmp_path / "kv")
 
 
 @pytest.mark.slow

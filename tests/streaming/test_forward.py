@@ -1,14 +1,16 @@
 """Streaming a checkpoint gives what transformers' own forward gives over the whole model."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from quantkit.checkpoint.source import open_checkpoint
 from quantkit.errors import ResourceError, SourceError
 from quantkit.families import family_of
+from quantkit.streaming import StreamedLayer, open_model, open_states, state_bytes
 from quantkit.streaming import layer as layer_module
 from quantkit.streaming import model as model_module
-from quantkit.streaming import open_model, open_states, state_bytes
 from tests.streaming.models import CLASSES, lively_checkpoint, whole_model
 
 IDS = torch.randint(0, 128, (5, 24), generator=torch.Generator().manual_seed(0))
@@ -118,6 +120,46 @@ def test_a_config_that_does_not_fit_is_no_traceback(tmp_path):
     tiny.config["num_experts_per_tok"] = 9
     tiny.write_config()
     with pytest.raises(SourceError, match=r"model\.layers\.1: transformers cannot run it"):
+        streamed_logits(tmp_path / "source")
+
+
+class Breaks:
+    """An observer with a bug."""
+
+    def __init__(self, call, error):
+        self.call, self.error = call, error
+
+    def linear(self, *_):
+        self.end("linear")
+
+    def expert(self, *_):
+        self.end("expert")
+
+    def cache(self, *_):
+        self.end("cache")
+
+    def end(self, call):
+        if call == self.call:
+            raise self.error
+
+
+@pytest.mark.parametrize("model_type", ["glm4_moe", "kimi_k2"])  # keys and values by a cache, a latent by its expansion
+@pytest.mark.parametrize(("call", "kind"), [("linear", RuntimeError), ("cache", IndexError), ("expert", ValueError)])
+def test_an_error_of_an_observer_is_not_the_sources(tmp_path, model_type, call, kind):
+    lively_checkpoint(tmp_path / "source", model_type)
+    model, error = opened(tmp_path / "source"), kind("a bug")
+    states = open_states(1, 4, model.hidden_size, dtype=torch.float32)
+    states.hidden[:] = model.embed(IDS[0, :4])
+    with pytest.raises(kind) as caught:
+        model.layer(1).run(states, observer=Breaks(call, error))
+    assert caught.value is error
+
+
+def test_an_error_of_what_stands_for_the_experts_is_not_the_sources(tmp_path, monkeypatch):
+    lively_checkpoint(tmp_path / "source", "glm4_moe")
+    routing = StreamedLayer._routing
+    monkeypatch.setattr(StreamedLayer, "_routing", lambda *states: replace(routing(*states), factors_TK=torch.ones(3)))
+    with pytest.raises(RuntimeError, match="number of sizes"):
         streamed_logits(tmp_path / "source")
 
 

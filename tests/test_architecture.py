@@ -19,12 +19,12 @@ LAYERS = [
     {"weights", "recipe"},
     {"transcode", "sources", "memory"},
     {"plan", "streaming"},
-    {"verify", "calibrate", "evaluate"},
+    {"verify", "calibrate", "evaluate", "gptq"},
     {"convert", "serving"},
-    {"gptq", "kv_scales"},
+    {"calibrated", "kv_scales"},
     {"cli"},
 ]
-RUN_MODELS = {"streaming", "calibrate", "evaluate", "gptq"}
+RUN_MODELS = {"streaming", "calibrate", "evaluate", "gptq", "calibrated"}
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 MAX_LINES = 300
 LONG_FILES: dict[str, str] = {}  # path to reason

@@ -99,7 +99,7 @@ def convert(conversion: "Conversion", tokens: "Tokens") -> "ConvertReport":
     from quantkit.convert.convert import convert_checkpoint
 
     try:
-        from quantkit.gptq.make import WordsRequest, made_words
+        from quantkit.calibrated.make import WordsRequest, made_words
     except ImportError as error:
         raise UsageError(f"--method needs {error.name}", remedy="pip install 'quantkit[calibrate]'") from error
     request = WordsRequest(

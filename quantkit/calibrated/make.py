@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import __version__
+from quantkit.calibrated import compressor
+from quantkit.calibrated.compressor import OneShot
 from quantkit.checkpoint.begun import run_directory
 from quantkit.checkpoint.disk import named_errors, remove
 from quantkit.checkpoint.source import source_stamps
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import convert_checkpoint
 from quantkit.families import FAMILIES
-from quantkit.gptq import compressor
-from quantkit.gptq.compressor import OneShot
 from quantkit.gptq.factor import DAMPING, PRIOR_TOKENS
 from quantkit.gptq.quantize import NUM_SWEEPS
 from quantkit.gptq.stream import SAMPLE_TOKENS, StreamRequest, stream_words

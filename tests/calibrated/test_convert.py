@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from quantkit.checkpoint.source import open_checkpoint
 from quantkit.verify.verify import verify_output
+from tests.calibrated.helpers import save_tokens, tiny_glm
 from tests.cli.inside import refusal, run_inside
 from tests.cli.test_commands import SCHEMAS, run
 from tests.convert.helpers import load_output
-from tests.gptq.helpers import save_tokens, tiny_glm
 from tests.test_transformers import log_probabilities
 
 EXPERT = "model.layers.1.mlp.experts.3"

@@ -29,8 +29,6 @@ from quantkit.plan.plan import Action, Plan
 from quantkit.plan.smoothed import DOWN, UP
 from quantkit.recipe import Recipe, default_recipe, parse_recipe, recipe_document
 from quantkit.streaming import Tokens, open_model
-from quantkit.threads import ReportProgress
-from quantkit.transcode import CPU
 from quantkit.weights.binding import bind_weights
 from quantkit.weights.identity import model_fingerprint
 from quantkit.weights.source_form import source_form
@@ -42,19 +40,19 @@ _MEMORY_SHARE = 0.7  # of what there is, for the model alone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordsRequest:
-    """``target``: the output; its words lie beside it until it is there."""
+    """``directory``: the words lie there, beside the output, until that is in place."""
 
-    plan: Plan
-    target: Path
+    conversion: Conversion
     tokens: Tokens
-    num_jobs: int
-    device: str = CPU
-    resume: bool = True
-    report_progress: ReportProgress = lambda _, __: None
+
+    @property
+    def plan(self) -> Plan:
+        return self.conversion.plan
 
     @property
     def directory(self) -> Path:
-        return self.target.with_name(self.target.name + WORDS_SUFFIX)
+        target = self.conversion.target
+        return target.with_name(target.name + WORDS_SUFFIX)
 
 
 @contextmanager
@@ -67,7 +65,7 @@ def made_words(request: WordsRequest) -> Iterator[Words]:
     document = _document(plan)
     # what is known of files has no place in an output, and the words' document goes there
     run = {**document, "source": source_stamps(plan.checkpoint), "modules": _digest_of(_shapes(plan))}
-    with run_directory(directory, run, resume=request.resume):
+    with run_directory(directory, run, resume=request.conversion.resume):
         if not has_words(directory):
             _make(request, document)
         words = open_words(directory)
@@ -133,7 +131,7 @@ def _make(request: WordsRequest, document: Mapping[str, Any]) -> None:
 
 
 def _stream(request: WordsRequest, shapes: Mapping[str, tuple[int, int]]) -> None:
-    plan, device = request.plan, request.device.split(",")[0].replace("cuda:all", "cuda:0")
+    plan, device = request.plan, request.conversion.device.split(",")[0].replace("cuda:all", "cuda:0")
     model = open_model(plan.checkpoint, FAMILIES[plan.family], device=device)
     stream_words(
         StreamRequest(
@@ -143,7 +141,7 @@ def _stream(request: WordsRequest, shapes: Mapping[str, tuple[int, int]]) -> Non
             group_size=plan.recipe.group_size,
             signed=plan.recipe.signed_scales,
             directory=request.directory,
-            report_progress=request.report_progress,
+            report_progress=request.conversion.report_progress,
         )
     )
 
@@ -182,7 +180,7 @@ def _offload(model: Path, directory: Path) -> Path | None:
 @contextmanager
 def _plain_model(request: WordsRequest) -> Iterator[Path]:
     """A directory that transformers loads: the source, or its weights decoded to BF16 for as long as it is needed."""
-    checkpoint = request.plan.checkpoint
+    conversion, checkpoint = request.conversion, request.plan.checkpoint
     if not checkpoint.quantization:
         yield checkpoint.directory
         return
@@ -194,7 +192,7 @@ def _plain_model(request: WordsRequest) -> Iterator[Path]:
     if target.exists():  # of a run that was stopped behind it
         remove(target)
     convert_checkpoint(
-        Conversion(plan=plan, target=target, num_jobs=request.num_jobs, report_progress=request.report_progress)
+        Conversion(plan=plan, target=target, num_jobs=conversion.num_jobs, report_progress=conversion.report_progress)
     )
     try:
         yield target

@@ -146,7 +146,7 @@ def convert(
         show_plan(made, tensor_parallel(resolved, made), loading, workers, as_json=as_json, summary=summary)
         return
     target = output or Path(f"{resolved.name}-int4")
-    made, seen = calibrated.with_calibration(resolved, made, inputs)
+    made, seen = calibrated.with_inputs(resolved, made, inputs)
     with render.progress(is_quiet=quiet) as advance:
         conversion = Conversion(
             plan=made,
@@ -182,9 +182,13 @@ def _absolute(source: str) -> str:
 
 
 def _convert(conversion: "Conversion", seen: "Tokens | None", cluster: "Executor | None") -> "ConvertReport":
+    if seen is not None:
+        from quantkit.calibrated.convert import convert_calibrated
+
+        return convert_calibrated(conversion, seen)
     from quantkit.convert.convert import convert_checkpoint
 
-    return convert_checkpoint(conversion, cluster) if seen is None else calibrated.convert(conversion, seen)
+    return convert_checkpoint(conversion, cluster)
 
 
 def _upload(target: Path, pushed_to: "PushTarget", *, num_jobs: int, quiet: bool) -> "PublishReport":

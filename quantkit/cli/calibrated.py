@@ -1,7 +1,7 @@
 """Methods that see inputs: their options, and the tokens."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from quantkit.sources import ResolvedSource
     from quantkit.streaming import Tokens
 
-MethodOption = Annotated[
-    Optional[str],  # noqa: UP045  (typer reads it)
-    typer.Option("--method", metavar="search|gptq|awq", help="What chooses codes and scales [recipe: search]."),
-]
 StreamingOption = Annotated[
     bool, typer.Option("--streaming", help="GPTQ here, with one layer in memory, and not by llm-compressor.")
 ]
@@ -70,11 +66,6 @@ class Inputs:
         checkpoint = resolved.checkpoint
         vocabulary = integer(resolved.family.text_config(checkpoint.config), "vocab_size", at_least=1)
         return self.tokens.read(checkpoint.directory, vocabulary=vocabulary)
-
-
-def runs_model(method: str | None) -> bool:
-    """Whether an option asks for what needs all of the source here."""
-    return method not in (None, "search")
 
 
 def with_inputs(resolved: "ResolvedSource", plan: "Plan", inputs: Inputs) -> "tuple[Plan, Tokens | None]":

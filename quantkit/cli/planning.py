@@ -1,11 +1,12 @@
 """From options to a Plan: shared by `plan` and `convert`."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quantkit.cli.options import check_engine_name
+from quantkit.cli.recipe_options import RecipeOptions
 from quantkit.engines.mixed import BLOCK
-from quantkit.engines.parallel import EngineName
 from quantkit.engines.schemes import kind_of
 from quantkit.engines.tensor_parallel import TpVerdict, legal_tp
 from quantkit.engines.verdicts import EngineReport
@@ -29,19 +30,11 @@ _MANY = 1 << 20  # experts of a family whose configs do not say
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What the command line asked for. ``settings``: fields of the recipe; None means what that says."""
+    """What the command line asked for."""
 
     source: str | None
-    recipe: str | None = None
+    options: RecipeOptions = RecipeOptions()  # noqa: RUF009  (frozen)
     config: Path | None = None
-    settings: Mapping[str, object] = field(default_factory=dict)
-    stats: Path | None = None  # of the inputs, from calibration
-    importance: Path | None = None  # second moments of the inputs
-    engine: EngineName | None = None
-    targets: Sequence[str] = ()
-    ignore: Sequence[str] = ()
-    allow_unmatched: bool = False
-    allow_incomplete: bool = False
     only_moves: bool = False  # INT4 that is there, and nothing becomes INT4
     limits: Limits | None = None  # of a smoke run
     headers_only: bool = False  # of a hub repository: nothing is downloaded
@@ -54,44 +47,48 @@ def plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
 
 
 def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
+    options = request.options
+    engine = check_engine_name(options.engine)
     resolved = resolve_source(
-        request.source, recipe=request.recipe, config=request.config, headers_only=request.headers_only
+        request.source, recipe=options.recipe, config=request.config, headers_only=request.headers_only
     )
     if request.only_moves:
         check_declares(resolved.checkpoint)
     recipe = override(
         resolved.recipe,
-        engine=request.engine,
-        targets=tuple(request.targets),
-        ignore=tuple(request.ignore),
+        engine=engine,
+        targets=tuple(options.targets or ()),
+        ignore=tuple(options.ignore or ()),
         **native_settings(resolved.checkpoint, _with_statistics(request, resolved)),
     )
     plan = make_plan(
         recipe,
         resolved.family,
         resolved.checkpoint,
-        allow_unmatched=request.allow_unmatched,
-        allow_incomplete=request.allow_incomplete,
+        allow_unmatched=options.allow_unmatched,
+        allow_incomplete=options.allow_incomplete,
     )
     if request.only_moves:
         check_moves(plan)
-    if request.stats is not None:
-        plan = replace(plan, warnings=(*plan.warnings, *check_statistics(plan, request.stats)))
-    if request.importance is not None:
-        plan = with_importance(plan, open_importance(request.importance))
+    if options.stats is not None:
+        plan = replace(plan, warnings=(*plan.warnings, *check_statistics(plan, options.stats)))
+    if options.importance is not None:
+        plan = with_importance(plan, open_importance(options.importance))
     return resolved, plan if request.limits is None else limited(plan, request.limits)
 
 
 def _with_statistics(request: PlanRequest, resolved: ResolvedSource) -> dict[str, object]:
     """Settings, with the input scales of the statistics where there are any."""
-    settings = {**request.settings, "rules": []} if request.only_moves else dict(request.settings)
-    if request.stats is None:
+    stats, settings = request.options.stats, request.options.settings
+    if request.only_moves:
+        settings["rules"] = []
+    if stats is None:
         return settings
     checkpoint = resolved.checkpoint
     layers = {name.rpartition(".experts.")[0] + ".experts" for name in checkpoint.tensors if ".experts." in name}
     family = resolved.family
     num_experts = family.num_experts(checkpoint.config) if family.is_known else _MANY
-    found = read_input_scales(request.stats, layers, num_experts)
+    found = read_input_scales(stats, layers, num_experts)
     scales = {name: list(pair) for name, pair in found.items()}
     return settings | {"input_scales": scales}
 

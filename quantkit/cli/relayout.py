@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from quantkit.cli import options as opt
+from quantkit.cli.recipe_options import RecipeOptions
 
 
 def register(app: typer.Typer) -> None:
@@ -51,15 +52,17 @@ def relayout(
     from quantkit.convert.convert import convert_checkpoint
     from quantkit.plan.resources import Workers, choose_jobs
 
-    request = PlanRequest(
-        source=source,
-        settings={"layout": format_, "activations": activations, "rest": rest, "mtp": mtp},
+    opt.check_engine_name(engine)
+    options = RecipeOptions(
+        layout=format_,
+        activations=activations,
         stats=stats,
-        only_moves=True,
-        engine=opt.check_engine_name(engine),
+        rest=rest,
+        mtp=mtp,
+        engine=engine,
         allow_incomplete=allow_incomplete,
-        headers_only=True,
     )
+    request = PlanRequest(source=source, options=options, only_moves=True, headers_only=True)
     check_target(output, Path(source) if Path(source).is_dir() else None)
     resolved, made = plan_request(request)
     loading = engine_reports(made)

@@ -37,7 +37,7 @@ def show_plan(
         [[rule.rule, rule.action, render.count(rule.num_weights)] for rule in plan.rules],
     )
     if plan.importance is not None:
-        show_importance(plan.importance)
+        show_importance(document["importance"], plan.importance.file.path)
     _show_totals(plan, workers)
     _show_tp(tp, plan.recipe.group_size)
     for report in loading:

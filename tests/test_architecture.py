@@ -12,7 +12,10 @@ ROOT = Path(__file__).parent.parent
 # lowest first; units of one level do not know each other
 LAYERS = [
     {"errors", "__init__"},
-    {"registry", "tensors", "threads", "machine", "patterns", "recipe_files", "recipe_settings", "recipe_data"},
+    {
+        *("registry", "tensors", "threads", "machine", "patterns", "recipe_files", "recipe_settings", "recipe_data"),
+        "hidden_states",
+    },
     {"checkpoint", "numerics", "gate"},
     {"codecs", "families", "integrity", "statistics", "words"},
     {"layouts", "engines", "importance"},

@@ -13,6 +13,8 @@ from typing import Any
 from quantkit import __version__
 from quantkit.calibrated import compressor
 from quantkit.calibrated.compressor import OneShot
+from quantkit.calibrated.modules import chosen_shapes, decoded_plan, int4_shapes, run_shapes
+from quantkit.calibrated.needs import calibration_needs, check_disk, model_memory_bytes, words_directory
 from quantkit.checkpoint.begun import run_directory
 from quantkit.checkpoint.disk import named_errors, remove
 from quantkit.checkpoint.source import source_stamps
@@ -23,19 +25,14 @@ from quantkit.gptq.factor import DAMPING, PRIOR_TOKENS
 from quantkit.gptq.quantize import NUM_SWEEPS
 from quantkit.gptq.stream import SAMPLE_TOKENS, StreamRequest, stream_words
 from quantkit.machine import available_memory_bytes
-from quantkit.plan.make import make_plan
-from quantkit.plan.mtp import is_in, mtp_layers
-from quantkit.plan.plan import Action, Plan
+from quantkit.plan.plan import Plan
 from quantkit.plan.smoothed import DOWN, UP
-from quantkit.recipe import Recipe, default_recipe, parse_recipe, recipe_document
+from quantkit.recipe import Recipe
 from quantkit.streaming import Tokens, open_model
 from quantkit.weights.binding import bind_weights
 from quantkit.weights.identity import model_fingerprint
 from quantkit.weights.source_form import source_form
 from quantkit.words import Words, WordsWriter, finish_words, has_words, open_words
-
-WORDS_SUFFIX = ".words"
-_MEMORY_SHARE = 0.7  # of what there is, for the model alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,25 +48,28 @@ class WordsRequest:
 
     @property
     def directory(self) -> Path:
-        target = self.conversion.target
-        return target.with_name(target.name + WORDS_SUFFIX)
+        return words_directory(self.conversion.target)
 
 
 @contextmanager
 def made_words(request: WordsRequest) -> Iterator[Words]:
     """The words, whose directory is nobody else's until the block ends, and is removed where it ends well.
 
-    Raises UsageError where the directory holds words of another run, SourceError for a model that is not run.
+    Raises UsageError where the directory holds words of another run, ResourceError where the disk has no room for all
+    that the conversion needs, SourceError for a model that is not run.
     """
     plan, directory = request.plan, request.directory
+    assert plan.recipe.calibration is not None
+    (needs,) = calibration_needs(plan, streaming=plan.recipe.calibration.streaming)
+    check_disk(needs, request.conversion.target, num_tokens=request.tokens.ids_NS.size)
     document = _document(plan)
     # what is known of files has no place in an output, and the words' document goes there
-    run = {**document, "source": source_stamps(plan.checkpoint), "modules": _digest_of(_shapes(plan))}
+    run = {**document, "source": source_stamps(plan.checkpoint), "modules": _digest_of(int4_shapes(plan))}
     with run_directory(directory, run, resume=request.conversion.resume):
         if not has_words(directory):
             _make(request, document)
         words = open_words(directory)
-        words.check_modules(_shapes(plan), group_size=plan.recipe.group_size)
+        words.check_modules(int4_shapes(plan), group_size=plan.recipe.group_size)
         yield words
         with named_errors(directory):
             remove(directory)
@@ -112,32 +112,24 @@ def _parameters(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _shapes(plan: Plan) -> dict[str, tuple[int, int]]:
-    jobs = (job for job in plan.jobs if job.action == Action.INT4)
-    return {job.weight.module: (job.weight.num_rows, job.weight.num_cols) for job in jobs}
-
-
 def _make(request: WordsRequest, document: Mapping[str, Any]) -> None:
-    plan, shapes = request.plan, _shapes(request.plan)
+    plan = request.plan
     assert plan.recipe.calibration is not None
-    drafts = mtp_layers(FAMILIES[plan.family], plan.checkpoint.config)  # which transformers does not run
-    run = {name: shape for name, shape in shapes.items() if not is_in(drafts, name)}
     if plan.recipe.calibration.streaming:
-        _stream(request, run)
-        made: Mapping[str, tuple[int, int]] = run
+        _stream(request)
     else:
-        made = _compress(request, run)
-    finish_words(request.directory, document, searched=shapes.keys() - made.keys())
+        _compress(request)
+    finish_words(request.directory, document, searched=int4_shapes(plan).keys() - chosen_shapes(plan).keys())
 
 
-def _stream(request: WordsRequest, shapes: Mapping[str, tuple[int, int]]) -> None:
+def _stream(request: WordsRequest) -> None:
     plan, device = request.plan, request.conversion.device.split(",")[0].replace("cuda:all", "cuda:0")
     model = open_model(plan.checkpoint, FAMILIES[plan.family], device=device)
     stream_words(
         StreamRequest(
             model=model,
             tokens=request.tokens,
-            shapes=shapes,
+            shapes=chosen_shapes(plan),
             group_size=plan.recipe.group_size,
             signed=plan.recipe.signed_scales,
             directory=request.directory,
@@ -146,48 +138,43 @@ def _stream(request: WordsRequest, shapes: Mapping[str, tuple[int, int]]) -> Non
     )
 
 
-def _compress(request: WordsRequest, shapes: Mapping[str, tuple[int, int]]) -> Mapping[str, tuple[int, int]]:
-    """By llm-compressor; the modules that it has changed."""
-    recipe = request.plan.recipe
-    is_gptq = recipe.method == "gptq"
-    made = {name: shape for name, shape in shapes.items() if is_gptq or name.endswith((UP, DOWN))}
+def _compress(request: WordsRequest) -> None:
+    """By llm-compressor."""
+    plan, recipe = request.plan, request.plan.recipe
+    method = compressor.gptq_words if recipe.method == "gptq" else compressor.awq_words
     with _plain_model(request) as model, redirect_stdout(sys.stderr):  # whose libraries print
         shot = OneShot(
             directory=model,
-            modules=frozenset(shapes),
+            modules=frozenset(run_shapes(plan)),
             group_size=recipe.group_size,
             signed=recipe.signed_scales,
             tokens=request.tokens,
             offload=_offload(model, request.directory),
         )
-        writer = WordsWriter(request.directory / "words.safetensors", made, group_size=recipe.group_size)
+        path = request.directory / "words.safetensors"
+        writer = WordsWriter(path, chosen_shapes(plan), group_size=recipe.group_size)
         try:
-            for module, words in (compressor.gptq_words if is_gptq else compressor.awq_words)(shot):
+            for module, words in method(shot):
                 writer.add(module, words)
             writer.close()
         finally:
             writer.abort()
-    return made
 
 
 def _offload(model: Path, directory: Path) -> Path | None:
     """A folder for what memory does not hold."""
     available = available_memory_bytes()
-    needed = sum(path.stat().st_size for path in model.glob("*.safetensors"))
-    return None if available is None or needed < _MEMORY_SHARE * available else directory / "offload"
+    needed = model_memory_bytes(sum(path.stat().st_size for path in model.glob("*.safetensors")))
+    return None if available is None or needed <= available else directory / "offload"
 
 
 @contextmanager
 def _plain_model(request: WordsRequest) -> Iterator[Path]:
     """A directory that transformers loads: the source, or its weights decoded to BF16 for as long as it is needed."""
-    conversion, checkpoint = request.conversion, request.plan.checkpoint
-    if not checkpoint.quantization:
-        yield checkpoint.directory
+    conversion, plan = request.conversion, decoded_plan(request.plan)
+    if plan is None:
+        yield request.plan.checkpoint.directory
         return
-    family = FAMILIES[request.plan.family]
-    wanted: dict[str, Any] = {"rules": [], "mtp": "drop" if family.num_mtp_layers(checkpoint.config) else "int4"}
-    document = recipe_document(default_recipe(family.name, has_experts=True)) | wanted
-    plan = make_plan(parse_recipe(document, where="decoded source"), family, checkpoint, allow_incomplete=True)
     target = request.directory / "decoded"
     if target.exists():  # of a run that was stopped behind it
         remove(target)

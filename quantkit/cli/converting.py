@@ -10,7 +10,7 @@ from quantkit.checkpoint.output import check_target
 from quantkit.cli import calibrated, render
 from quantkit.cli.convert_options import SmokeOptions, WorkOptions
 from quantkit.cli.options import check_engine_name, spool_bytes
-from quantkit.cli.planning import PlanRequest, check_servable, engine_reports, plan_request, tensor_parallel
+from quantkit.cli.planning import PlanRequest, check_servable, describe, engine_reports, plan_request
 from quantkit.cli.recipe_options import RecipeOptions
 from quantkit.cli.show_plan import show_plan
 from quantkit.cli.show_results import show_conversion, show_rank
@@ -71,14 +71,9 @@ def show_dry_run(request: ConvertRequest, shown: Shown) -> None:
     planned = _planned(request)
     if request.push_target is not None:
         check_push(request.push_target)
-    show_plan(
-        planned.plan,
-        tensor_parallel(planned.resolved, planned.plan),
-        planned.loading,
-        Workers(num_jobs=planned.num_jobs, device=request.work.device),
-        as_json=shown.as_json,
-        summary=shown.summary,
-    )
+    workers = Workers(num_jobs=planned.num_jobs, device=request.work.device)
+    described = describe(planned.resolved, planned.plan, planned.loading, workers, streaming=request.inputs.streaming)
+    show_plan(described, as_json=shown.as_json, summary=shown.summary)
 
 
 def show_share(request: ConvertRequest, shown: Shown) -> None:

@@ -36,14 +36,7 @@ def plan(
     Example: quantkit plan ./GLM-5.2-FP8 --to int4
     """
     opt.check_to(to)
-    from quantkit.cli.planning import (
-        PlanRequest,
-        check_room,
-        check_servable,
-        engine_reports,
-        plan_request,
-        tensor_parallel,
-    )
+    from quantkit.cli.planning import PlanRequest, check_room, check_servable, describe, engine_reports, plan_request
     from quantkit.cli.show_plan import show_plan
     from quantkit.machine import available_cores
     from quantkit.plan.resources import Workers, choose_jobs
@@ -55,8 +48,8 @@ def plan(
     if output is not None:
         num_jobs = choose_jobs(jobs, None)
         check_room(resolved, made, output, spool_bytes=opt.spool_bytes(spool_gib))
-    workers = Workers(num_jobs=num_jobs)
-    show = partial(show_plan, made, tensor_parallel(resolved, made), loading, workers, as_json=as_json, summary=summary)
+    described = describe(resolved, made, loading, Workers(num_jobs=num_jobs))
+    show = partial(show_plan, described, as_json=as_json, summary=summary)
     if not as_json:  # of a refused plan JSON is one document, that of the refusal
         show()
     check_servable(made, loading, is_allowed=options.allow_unservable)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quantkit.calibrated.needs import CalibrationNeeds, calibration_needs, check_disk
 from quantkit.cli.options import check_engine_name
 from quantkit.cli.recipe_options import RecipeOptions
 from quantkit.engines.mixed import BLOCK
@@ -20,6 +21,7 @@ from quantkit.plan.make import make_plan
 from quantkit.plan.part import limited
 from quantkit.plan.plan import Plan
 from quantkit.plan.relayout import check_declares, check_moves, native_settings
+from quantkit.plan.resources import Workers
 from quantkit.plan.same_model import check_statistics
 from quantkit.recipe import override
 from quantkit.sources import ResolvedSource, resolve_source
@@ -38,6 +40,21 @@ class PlanRequest:
     only_moves: bool = False  # INT4 that is there, and nothing becomes INT4
     limits: Limits | None = None  # of a smoke run
     headers_only: bool = False  # of a hub repository: nothing is downloaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDescription:
+    """A plan with what is to be known before it is executed.
+
+    ``tp``: legal sizes; ``loading``: what engines make of it; ``calibration``: needs of every way to do it, where its
+    method sees inputs.
+    """
+
+    plan: Plan
+    tp: Sequence[TpVerdict]
+    loading: Sequence[EngineReport]
+    workers: Workers
+    calibration: Sequence[CalibrationNeeds]
 
 
 def plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
@@ -93,6 +110,24 @@ def _with_statistics(request: PlanRequest, resolved: ResolvedSource) -> dict[str
     return settings | {"input_scales": scales}
 
 
+def describe(
+    resolved: ResolvedSource,
+    plan: Plan,
+    loading: Sequence[EngineReport],
+    workers: Workers,
+    *,
+    streaming: bool | None = None,
+) -> PlanDescription:
+    """``streaming``: the way that was asked for; all of them where that is open."""
+    return PlanDescription(
+        plan=plan,
+        tp=_tensor_parallel(resolved, plan),
+        loading=loading,
+        workers=workers,
+        calibration=calibration_needs(plan, streaming=streaming),
+    )
+
+
 def check_room(resolved: ResolvedSource, plan: Plan, target: Path, *, spool_bytes: int) -> None:
     """Raise ResourceError where the disk of ``target`` has no room for what is not made yet.
 
@@ -104,6 +139,9 @@ def check_room(resolved: ResolvedSource, plan: Plan, target: Path, *, spool_byte
 
     if target.exists():  # made, or refused by ``convert``
         return
+    calibration = calibration_needs(plan)
+    if calibration:  # over how many tokens, is not known here
+        check_disk(min(calibration, key=lambda way: way.disk_bytes(0)), target, num_tokens=0)
     partial = partial_of(target)
     done = read_journals(partial / WORK_NAME)
     names = {shard.name for shard in plan.shards} - done.outputs.keys()
@@ -127,7 +165,7 @@ def check_servable(plan: Plan, reports: Sequence[EngineReport], *, is_allowed: b
         refuse_unservable(plan, reports)
 
 
-def tensor_parallel(resolved: ResolvedSource, plan: Plan) -> tuple[TpVerdict, ...]:
+def _tensor_parallel(resolved: ResolvedSource, plan: Plan) -> tuple[TpVerdict, ...]:
     """Legal tensor-parallel sizes in the engines of the recipe; 'unknown' where those of the family are not known."""
     is_rest_fp8 = any(job.is_fp8 and job.role is not Role.ROUTED_EXPERT for job in plan.jobs)
     verdicts = legal_tp(

@@ -45,7 +45,7 @@ def relayout(
     """
     from quantkit.checkpoint.output import check_target
     from quantkit.cli import render
-    from quantkit.cli.planning import PlanRequest, check_servable, engine_reports, plan_request, tensor_parallel
+    from quantkit.cli.planning import PlanRequest, check_servable, describe, engine_reports, plan_request
     from quantkit.cli.show_plan import show_plan
     from quantkit.cli.show_results import show_conversion
     from quantkit.convert.conversion import Conversion
@@ -69,8 +69,8 @@ def relayout(
     check_servable(made, loading, is_allowed=allow_unservable)
     num_jobs = choose_jobs(jobs, None)
     if dry_run:
-        workers = Workers(num_jobs=num_jobs)
-        show_plan(made, tensor_parallel(resolved, made), loading, workers, as_json=as_json, summary=summary)
+        described = describe(resolved, made, loading, Workers(num_jobs=num_jobs))
+        show_plan(described, as_json=as_json, summary=summary)
         return
     with render.progress(is_quiet=quiet) as advance:
         conversion = Conversion(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from quantkit.cli import importance_text
+from quantkit.cli import importance_text, needs_text
 from quantkit.cli.evaluate_summary import evaluate_summary
 from quantkit.cli.gate_summary import gate_summary
 from quantkit.cli.markdown import bullets, code, escaped, table
@@ -34,7 +34,7 @@ def error_summary(document: Document) -> list[str]:
 
 
 def plan_summary(document: Document) -> list[str]:
-    """Totals, parts, what importance covers, tensor-parallel sizes, warnings."""
+    """Totals, needs of calibration, parts, what importance covers, tensor-parallel sizes, warnings."""
     recipe, source, output, needs = (document[key] for key in ("recipe", "source", "output", "needs"))
     largest = output["largest_shard"]
     totals = [
@@ -58,6 +58,7 @@ def plan_summary(document: Document) -> list[str]:
         f"{code(document['family'])}, recipe {code(recipe['name'])}: INT4 groups of {recipe['group_size']}, "
         f"{100 * document['quantized_share']:.1f}% of the elements",
         *table(["what", "tensors", "size"], totals),
+        *_calibration_needs(needs["calibration"]),
         *table(["part", "source", "action", "weights", "source size", "output size"], _parts(document), num_left=3),
         *_importance(document),
         *table(["engine", "TP", "verdict", "kernels", "why not"], verdicts, num_left=5),
@@ -140,6 +141,13 @@ def _errors(document: Document) -> list[str]:
     ]
     columns = ["part", "worst weight", "weights", "relative error", "median", "worst"]
     return table(columns, rows, num_left=2)
+
+
+def _calibration_needs(needs: Document | None) -> list[str]:
+    """What a method that sees inputs will need; nothing for the search."""
+    if needs is None:
+        return []
+    return ["", needs_text.needs_title(needs), *table(needs_text.needs_columns(needs), needs_text.needs_rows(needs))]
 
 
 def _importance(document: Document) -> list[str]:

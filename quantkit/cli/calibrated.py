@@ -52,7 +52,7 @@ class Inputs:
         if not is_dry or is_given:
             self.tokens.check()
         if not is_dry:
-            running.require_models()
+            running.require_models(*(() if self.streaming else ("llmcompressor",)))
 
     def read(self, resolved: "ResolvedSource", method: str) -> "Tokens":
         """Raises UsageError for a source that is not here, SourceError for a text too short or ids that are none."""

@@ -76,9 +76,9 @@ def check_dtype(dtype: str) -> None:
         raise UsageError(f"--dtype {dtype} is not known", remedy=f"choose {' or '.join(DTYPES)}")
 
 
-def require_models() -> None:
-    """Raise UsageError where what runs a model is not installed."""
-    missing = next((name for name in ("torch", "transformers") if find_spec(name) is None), None)
+def require_models(*others: str) -> None:
+    """Raise UsageError where what runs a model is not installed, or one of the ``others`` that are to see it run."""
+    missing = next((name for name in ("torch", "transformers", *others) if find_spec(name) is None), None)
     if missing is not None:
         raise UsageError(f"running a model needs {missing}", remedy="pip install 'quantkit[calibrate]'")
 

@@ -1,6 +1,11 @@
 """`quantkit convert --method gptq|awq` as a user runs it, with the real llm-compressor; and what it refuses."""
 
 import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -16,6 +21,7 @@ from tests.convert.helpers import load_output
 from tests.test_transformers import log_probabilities
 
 EXPERT = "model.layers.1.mlp.experts.3"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +151,25 @@ def test_what_does_not_go_with_a_method_is_refused_before_anything_runs(options,
     assert error.exit_code == 2
     assert message in str(error)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_not_installed_is_said_before_anything_runs(tiny_checkpoint, tmp_path):
+    """In an environment that has all of this one but llm-compressor."""
+    packages = Path(find_spec("llmcompressor").origin).parent.parent
+    (tmp_path / "packages").mkdir()
+    for path in packages.iterdir():
+        if not path.name.startswith("llmcompressor"):
+            (tmp_path / "packages" / path.name).symlink_to(path)
+    program = "from quantkit.cli.app import main; main()"
+    command = ["convert", tiny_checkpoint().directory, "-o", tmp_path / "out", "--method", "awq", "--text", "x"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path / 'packages'}"}
+    result = subprocess.run(
+        [sys.executable, "-S", "-c", program, *command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2, result.stderr
+    assert "running a model needs llmcompressor" in result.stderr
+    assert "pip install 'quantkit[calibrate]'" in result.stderr
+    assert not (tmp_path / "out.words").exists()
 
 
 def test_a_directory_that_is_not_ours_is_left_alone(tiny_checkpoint, tmp_path):

@@ -8,6 +8,7 @@ scripts/update_docs.py --check    exit with 1 when it is out of date
 import argparse
 import contextlib
 import io
+import json
 import os
 import re
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 from quantkit.cli.app import app
 from quantkit.families import FAMILIES
 from quantkit.memory.gpus import GPUS
-from quantkit.recipe_files import recipe_summaries
+from quantkit.recipe_files import recipe_config, recipe_summaries
 from quantkit.weights.source_form import SOURCE_METHODS
 from scripts import compare_planners, gate_examples, ground_truth, published_rates
 from scripts.make_checkpoint import SMALL, glm_config, make_checkpoint
@@ -113,6 +114,15 @@ def serve_plan() -> str:
     return f"{before}...\n# decode, on{rest.partition('# decode, on')[2].partition('# router, on')[0]}...\n```\n"
 
 
+def calibration_needs() -> str:
+    """Of GLM-5.2 from its config; the rest of the plan is left out."""
+    Path("config.json").write_text(json.dumps(recipe_config("glm-5.2")))
+    text = session(("plan", "--config", "config.json", "--method", "gptq"))
+    command, title = text.partition("Plan: ")[0], "Needs of --method gptq\n"
+    needs = text.partition(title)[2].partition("\n\n")[0]
+    return f"{command}...\n{title}{needs}\n...\n```\n"
+
+
 def gate() -> str:
     """What a passing gate prints, of simulated logs."""
     gate_examples.write_logs(Path("evals"))
@@ -128,6 +138,7 @@ def blocks() -> dict[str, Callable[[], str]]:
         "plan": lambda: session(("plan", source, "--to", "int4", "--jobs", "2")),
         "convert": lambda: session(("convert", source, "--to", "int4", "-o", output)),
         "verify": lambda: session(("verify", output, "--source", source)),
+        "calibration needs": calibration_needs,
         "kv scales": lambda: session(("kv-scales", source)),
         "inspect": lambda: session(("inspect", output)),
         "memory plan": lambda: session(("memory-plan", "glm-5.2", "--to", "int4", "--tp", "8", *MEMORY_OPTIONS)),

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 # lowest first; units of one level do not know each other
 LAYERS = [
     {"errors", "__init__"},
-    {"registry", "tensors", "threads", "machine", "patterns", "module_names"}
+    {"registry", "tensors", "threads", "machine", "patterns", "module_names", "hidden_states"}
     | {"recipe_files", "recipe_settings", "recipe_data"},
     {"checkpoint", "numerics", "gate"},
     {"codecs", "families", "integrity", "statistics", "words"},
@@ -20,12 +20,12 @@ LAYERS = [
     {"weights", "recipe"},
     {"transcode", "sources", "memory"},
     {"plan", "streaming"},
-    {"verify", "calibrate", "evaluate"},
+    {"verify", "calibrate", "evaluate", "gptq"},
     {"convert", "serving"},
-    {"gptq", "kv_scales"},
+    {"calibrated", "kv_scales"},
     {"cli"},
 ]
-RUN_MODELS = {"streaming", "calibrate", "evaluate", "gptq"}
+RUN_MODELS = {"streaming", "calibrate", "evaluate", "gptq", "calibrated"}
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 MAX_LINES = 300
 LONG_FILES: dict[str, str] = {}  # path to reason

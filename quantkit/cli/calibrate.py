@@ -7,20 +7,18 @@ import typer
 
 from quantkit.cli import options as opt
 from quantkit.cli import running
+from quantkit.cli.groups import grouped
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("calibrate")(calibrate)
+    app.command("calibrate")(grouped(calibrate))
 
 
 def calibrate(
     source: opt.SourceArgument,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Statistics file to create.")],
-    text: running.TextOption = None,
-    tokens: running.TokensOption = None,
-    length: running.LengthOption = None,
-    sequences: running.SequencesOption = None,
+    tokens: running.TokenOptions,
     dtype: running.DtypeOption = "float32",
     device: running.ModelDeviceOption = "cpu",
     resume: opt.ResumeOption = True,
@@ -34,8 +32,7 @@ def calibrate(
 
     Example: quantkit calibrate ./GLM-5.2-FP8 --text prose.txt -o stats.safetensors
     """
-    options = running.TokenOptions(text=text, tokens=tokens, length=length, sequences=sequences)
-    options.check()
+    tokens.check()
     running.check_dtype(dtype)
     running.require_models()
     from quantkit.calibrate.run import Calibration
@@ -44,7 +41,7 @@ def calibrate(
     from quantkit.cli.show_calibration import show_calibration
 
     model = running.open_source(source, device=device, dtype=dtype)
-    found = running.read_tokens_of(model, options)
+    found = running.read_tokens_of(model, tokens)
     with render.progress(is_quiet=quiet) as advance:
         report = run(Calibration(model=model, tokens=found, output=output, resume=resume, report_progress=advance))
     show_calibration(report, as_json=as_json)

@@ -1,7 +1,7 @@
-"""Methods that see inputs: their options, the tokens, and the words that convert then takes."""
+"""Methods that see inputs: their options, and the tokens."""
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Optional
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,16 +9,10 @@ from quantkit.cli import running
 from quantkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from quantkit.convert.conversion import Conversion
-    from quantkit.convert.convert import ConvertReport
     from quantkit.plan.plan import Plan
     from quantkit.sources import ResolvedSource
     from quantkit.streaming import Tokens
 
-MethodOption = Annotated[
-    Optional[str],  # noqa: UP045  (typer reads it)
-    typer.Option("--method", metavar="search|gptq|awq", help="What chooses codes and scales [recipe: search]."),
-]
 StreamingOption = Annotated[
     bool, typer.Option("--streaming", help="GPTQ here, with one layer in memory, and not by llm-compressor.")
 ]
@@ -58,58 +52,27 @@ class Inputs:
         if not is_dry or is_given:
             self.tokens.check()
         if not is_dry:
-            running.require_models()
+            running.require_models(*(() if self.streaming else ("llmcompressor",)))
 
-    def read(self, resolved: "ResolvedSource") -> "Tokens":
-        """Raises SourceError for a text too short and for ids beyond the vocabulary."""
+    def read(self, resolved: "ResolvedSource", method: str) -> "Tokens":
+        """Raises UsageError for a source that is not here, SourceError for a text too short or ids that are none."""
         from quantkit.families.config_values import integer
 
+        if resolved.repository is not None:
+            raise UsageError(
+                f"--method {method} runs the model, and its shards are still on the hub",
+                remedy="give --keep-source, or convert a directory",
+            )
         checkpoint = resolved.checkpoint
         vocabulary = integer(resolved.family.text_config(checkpoint.config), "vocab_size", at_least=1)
         return self.tokens.read(checkpoint.directory, vocabulary=vocabulary)
 
 
-def runs_model(method: str | None) -> bool:
-    """Whether an option asks for what needs all of the source here."""
-    return method not in (None, "search")
-
-
-def with_calibration(resolved: "ResolvedSource", plan: "Plan", inputs: Inputs) -> "tuple[Plan, Tokens | None]":
+def with_inputs(resolved: "ResolvedSource", plan: "Plan", inputs: Inputs) -> "tuple[Plan, Tokens | None]":
     """The plan, whose recipe says over what it is calibrated, and the tokens; as it was where nothing is."""
     if plan.recipe.method == "search":
         return plan, None
-    from quantkit.recipe import Calibration
+    from quantkit.calibrated.convert import with_calibration
 
-    if resolved.repository is not None:
-        raise UsageError(
-            f"--method {plan.recipe.method} runs the model, and its shards are still on the hub",
-            remedy="give --keep-source, or convert a directory",
-        )
-    tokens = inputs.read(resolved)
-    sequences, length = tokens.ids_NS.shape
-    seen = Calibration(tokens=tokens.sha256, sequences=sequences, length=length, streaming=inputs.streaming)
-    changes: dict[str, object] = {"calibration": seen}
-    if plan.recipe.method == "gptq" and not inputs.streaming:
-        changes["signed_scales"] = False  # llm-compressor's are positive
-    return replace(plan, recipe=plan.recipe.model_copy(update=changes)), tokens
-
-
-def convert(conversion: "Conversion", tokens: "Tokens") -> "ConvertReport":
-    """Calibrate, then convert. What calibration has chosen stays beside the output until that is in place."""
-    from quantkit.convert.convert import convert_checkpoint
-
-    try:
-        from quantkit.gptq.make import WordsRequest, made_words
-    except ImportError as error:
-        raise UsageError(f"--method needs {error.name}", remedy="pip install 'quantkit[calibrate]'") from error
-    request = WordsRequest(
-        plan=conversion.plan,
-        target=conversion.target,
-        tokens=tokens,
-        num_jobs=conversion.num_jobs,
-        device=conversion.device,
-        resume=conversion.resume,
-        report_progress=conversion.report_progress,
-    )
-    with made_words(request) as words:
-        return convert_checkpoint(replace(conversion, words=words))
+    tokens = inputs.read(resolved, plan.recipe.method)
+    return with_calibration(plan, tokens, streaming=inputs.streaming), tokens

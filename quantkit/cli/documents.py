@@ -5,24 +5,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from quantkit.calibrated.needs import CalibrationNeeds
 from quantkit.cli.document import class_document, head
+from quantkit.cli.planning import PlanDescription
 from quantkit.convert.convert import ConvertReport
 from quantkit.convert.manifest import importance_document
 from quantkit.convert.publish import PublishReport
 from quantkit.convert.ranks import RankReport
-from quantkit.engines.tensor_parallel import TpVerdict
 from quantkit.engines.verdicts import EngineReport
 from quantkit.plan.plan import Plan
-from quantkit.plan.resources import Workers, disk_bytes
+from quantkit.plan.resources import disk_bytes
 from quantkit.recipe import recipe_document
 from quantkit.verify.report import Finding, VerifyReport
 from quantkit.weights.inspection import InspectReport
 
 
-def plan_document(
-    plan: Plan, tp: Sequence[TpVerdict], loading: Sequence[EngineReport], workers: Workers
-) -> dict[str, Any]:
+def plan_document(described: PlanDescription) -> dict[str, Any]:
     """Decisions, exact bytes, needs, legal tensor-parallel sizes, what engines make of it, and warnings."""
+    plan, calibration = described.plan, described.calibration
     largest = max(plan.shards, key=lambda shard: shard.file_bytes)
     return {
         **head("plan"),
@@ -40,7 +40,11 @@ def plan_document(
             "num_shards": len(plan.shards),
             "largest_shard": {"name": largest.name, "bytes": largest.file_bytes},
         },
-        "needs": {"disk_bytes": disk_bytes(plan), "memory_bytes": workers.memory_bytes(plan)},
+        "needs": {
+            "disk_bytes": disk_bytes(plan),
+            "memory_bytes": described.workers.memory_bytes(plan),
+            "calibration": _calibration_needs_document(plan, calibration) if calibration else None,
+        },
         "parts": [
             {
                 "role": part.role.value,
@@ -63,14 +67,32 @@ def plan_document(
                 "kernels": list(verdict.kernels),
                 "reason": verdict.reason,
             }
-            for verdict in tp
+            for verdict in described.tp
         ],
-        "engines": [engine_document(report) for report in loading],
+        "engines": [engine_document(report) for report in described.loading],
         "importance": None if plan.importance is None else plan.importance.document(),
         "dropped_tensors": dict(plan.dropped),
         "skipped_files": dict(plan.checkpoint.sidecars.skipped),
         "limits": None if plan.partial is None else plan.partial.document(),
         "warnings": list(plan.warnings),
+    }
+
+
+def _calibration_needs_document(plan: Plan, needs: Sequence[CalibrationNeeds]) -> dict[str, Any]:
+    return {
+        "method": plan.recipe.method,
+        "ways": [
+            {
+                "streaming": way.streaming,
+                "wanted_tokens": way.wanted_tokens,
+                "words_bytes": way.words_bytes,
+                "token_bytes": way.token_bytes,
+                "decoded_bytes": way.decoded_bytes,
+                "disk_bytes": way.disk_bytes(way.wanted_tokens or 0),
+                "memory_bytes": way.memory_bytes,
+            }
+            for way in needs
+        ],
     }
 
 

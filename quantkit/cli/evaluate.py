@@ -8,21 +8,19 @@ import typer
 
 from quantkit.cli import options as opt
 from quantkit.cli import running
+from quantkit.cli.groups import grouped
 from quantkit.errors import UsageError, VerificationError
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("evaluate")(evaluate)
+    app.command("evaluate")(grouped(evaluate))
 
 
 def evaluate(
     source: opt.SourceArgument,
     output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="A directory with another form of the same model.")],
-    text: running.TextOption = None,
-    tokens: running.TokensOption = None,
-    length: running.LengthOption = None,
-    sequences: running.SequencesOption = None,
+    tokens: running.TokenOptions,
     dtype: running.DtypeOption = "float32",
     device: running.ModelDeviceOption = "cpu",
     work: Annotated[
@@ -57,8 +55,7 @@ def evaluate(
 
     Example: quantkit evaluate ./GLM-5.2-FP8 ./glm-5.2-int4 --text book.txt --sequences 16 --report evaluation.html
     """
-    options = running.TokenOptions(text=text, tokens=tokens, length=length, sequences=sequences)
-    options.check()
+    tokens.check()
     running.check_dtype(dtype)
     for option, limit in (("--max-kl", max_kl), ("--min-top1", min_top1)):
         if limit is not None and math.isnan(limit):
@@ -89,10 +86,12 @@ def evaluate(
     )
     model = running.open_source(source, device=device, dtype=dtype)
     pair = Pair(model, running.open_checkpoint_model(open_checkpoint(output), device=device, dtype=dtype))
-    found = running.read_tokens_of(model, options)
+    found = running.read_tokens_of(model, tokens)
     with render.progress(is_quiet=quiet) as advance:
         made = make_report(pair, found, request, report_progress=advance)
-    settings = Settings(source=source, output=str(output), file=str(text or tokens), dtype=dtype, device=device)
+    settings = Settings(
+        source=source, output=str(output), file=str(tokens.text or tokens.tokens), dtype=dtype, device=device
+    )
     document = evaluate_document(made, settings, Criteria(max_kl=max_kl, min_top1=min_top1))
     show_evaluation(document, page=report, as_json=as_json, summary=summary)
     if document["failures"]:

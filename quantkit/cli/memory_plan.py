@@ -7,38 +7,23 @@ import typer
 
 from quantkit.cli import memory_options as mem
 from quantkit.cli import options as opt
+from quantkit.cli.groups import grouped
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("memory-plan")(memory_plan)
+    app.command("memory-plan")(grouped(memory_plan))
 
 
 def memory_plan(
-    model: mem.ModelArgument = None,
-    scheme: mem.SchemeOption = None,
-    group_size: mem.GroupSizeOption = None,
-    rest: mem.RestOption = None,
-    compare: mem.CompareOption = None,
-    tp: mem.TpOption = None,
-    ep: mem.EpOption = None,
-    pp: mem.PpOption = None,
-    dp_attention: mem.DpAttentionOption = None,
-    dcp: mem.DcpOption = None,
-    gpu: mem.GpuOption = None,
-    gpu_gib: mem.GpuGibOption = None,
-    engine: mem.EngineOption = None,
-    role: mem.RoleOption = None,
-    mem_fraction_static: mem.MemFractionOption = None,
-    gpu_memory_utilization: mem.UtilizationOption = None,
-    kv_dtype: mem.KvDtypeOption = None,
-    kv_layout: mem.KvLayoutOption = None,
-    with_mtp: mem.MtpOption = False,
-    enforce_eager: mem.EagerOption = False,
-    context: mem.ContextOption = None,
-    context_at_most: mem.ContextAtMostOption = None,
-    concurrency: mem.ConcurrencyOption = None,
-    max_running_requests: mem.MaxRequestsOption = None,
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(
+            metavar="[MODEL]", help="A recipe (glm-5.2), a hub id (org/name[@revision]), a config.json or a directory."
+        ),
+    ] = None,
+    *,
+    options: mem.MemoryOptions,
     check: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--check", metavar="LOG", help="Compare with the start-up log of an engine; it tells the flags."),
@@ -58,32 +43,7 @@ def memory_plan(
 
     Example: quantkit memory-plan glm-5.2 --to int4 --tp 8 --gpu h200 --kv-dtype fp8
     """
-    from quantkit.cli.memory_request import MemoryOptions, in_lower_case
     from quantkit.cli.show_memory import MemoryOutput, show_memory
 
-    options = MemoryOptions(
-        scheme=scheme,
-        group_size=group_size,
-        rest=rest,
-        tp=tp,
-        ep=ep,
-        pp=pp,
-        dp_attention=dp_attention,
-        dcp=dcp,
-        gpu=gpu,
-        gpu_gib=gpu_gib,
-        engine=engine,
-        role=role,
-        mem_fraction_static=mem_fraction_static,
-        gpu_memory_utilization=gpu_memory_utilization,
-        kv_dtype=kv_dtype,
-        kv_layout=kv_layout,
-        with_mtp=with_mtp,
-        enforce_eager=enforce_eager,
-        context=context,
-        context_at_most=context_at_most,
-        concurrency=concurrency,
-        max_running_requests=max_running_requests,
-    )
     output = MemoryOutput(html=html, as_json=as_json, allow_overcommit=allow_overcommit, summary=summary)
-    show_memory(model, in_lower_case(options), output, compare=compare, check=check)
+    show_memory(model, options.in_lower_case(), output, check=check)

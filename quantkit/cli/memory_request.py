@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from quantkit.cli.memory_options import MemoryOptions
 from quantkit.engines.parallel import DEFAULT_ENGINE, ENGINES, EngineName, Parallel
 from quantkit.errors import QuantkitError, UsageError
 from quantkit.memory.check import compare_with_log, model_of_log, plan_of_log
@@ -26,34 +27,6 @@ _MOST = 10**9  # tokens, requests
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryOptions:
-    """What the command line asked for; None where it was left out."""
-
-    scheme: str | None = None
-    group_size: int | None = None
-    rest: str | None = None
-    tp: int | None = None
-    ep: int | None = None
-    pp: int | None = None
-    dp_attention: int | None = None
-    dcp: int | None = None
-    gpu: str | None = None
-    gpu_gib: float | None = None
-    engine: str | None = None
-    role: str | None = None
-    mem_fraction_static: float | None = None
-    gpu_memory_utilization: float | None = None
-    kv_dtype: str | None = None
-    kv_layout: str | None = None
-    with_mtp: bool = False
-    enforce_eager: bool = False
-    context: int | None = None
-    context_at_most: int | None = None
-    concurrency: int | None = None
-    max_running_requests: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class OverviewRow:
     """A recipe with its plans as published and as INT4; ``problem`` where it cannot be served so."""
 
@@ -61,23 +34,6 @@ class OverviewRow:
     published: MemoryPlan | None
     int4: MemoryPlan | None
     problem: str = ""
-
-
-def in_lower_case(options: MemoryOptions) -> MemoryOptions:
-    """Words in lower case."""
-
-    def lower(word: str | None) -> str | None:
-        return None if word is None else word.lower()
-
-    return replace(
-        options,
-        scheme=lower(options.scheme),
-        rest=lower(options.rest),
-        engine=lower(options.engine),
-        role=lower(options.role),
-        kv_dtype=lower(options.kv_dtype),
-        kv_layout=lower(options.kv_layout),
-    )
 
 
 def with_context(options: MemoryOptions, model: Model) -> MemoryOptions:

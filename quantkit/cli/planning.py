@@ -1,11 +1,13 @@
 """From options to a Plan: shared by `plan` and `convert`."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quantkit.calibrated.needs import CalibrationNeeds, calibration_needs, check_disk
+from quantkit.cli.options import check_engine_name
+from quantkit.cli.recipe_options import RecipeOptions
 from quantkit.engines.mixed import BLOCK
-from quantkit.engines.parallel import EngineName
 from quantkit.engines.schemes import kind_of
 from quantkit.engines.tensor_parallel import TpVerdict, legal_tp
 from quantkit.engines.verdicts import EngineReport
@@ -20,6 +22,7 @@ from quantkit.plan.make import make_plan
 from quantkit.plan.part import limited
 from quantkit.plan.plan import Plan
 from quantkit.plan.relayout import check_declares, check_moves, native_settings
+from quantkit.plan.resources import Workers
 from quantkit.plan.same_model import check_statistics
 from quantkit.recipe import override
 from quantkit.sources import ResolvedSource, resolve_source
@@ -30,22 +33,29 @@ _MANY = 1 << 20  # experts of a family whose configs do not say
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What the command line asked for. ``settings``: fields of the recipe; None means what that says."""
+    """What the command line asked for."""
 
     source: str | None
-    recipe: str | None = None
+    options: RecipeOptions = RecipeOptions()  # noqa: RUF009  (frozen)
     config: Path | None = None
-    settings: Mapping[str, object] = field(default_factory=dict)
-    stats: Path | None = None  # of the inputs, from calibration
-    importance: Path | None = None  # second moments of the inputs
-    engine: EngineName | None = None
-    targets: Sequence[str] = ()
-    ignore: Sequence[str] = ()
-    allow_unmatched: bool = False
-    allow_incomplete: bool = False
     only_moves: bool = False  # INT4 that is there, and nothing becomes INT4
     limits: Limits | None = None  # of a smoke run
     headers_only: bool = False  # of a hub repository: nothing is downloaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDescription:
+    """A plan with what is to be known before it is executed.
+
+    ``tp``: legal sizes; ``loading``: what engines make of it; ``calibration``: needs of every way to do it, where its
+    method sees inputs.
+    """
+
+    plan: Plan
+    tp: Sequence[TpVerdict]
+    loading: Sequence[EngineReport]
+    workers: Workers
+    calibration: Sequence[CalibrationNeeds]
 
 
 def plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
@@ -55,46 +65,68 @@ def plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
 
 
 def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
+    options = request.options
+    engine = check_engine_name(options.engine)
     resolved = resolve_source(
-        request.source, recipe=request.recipe, config=request.config, headers_only=request.headers_only
+        request.source, recipe=options.recipe, config=request.config, headers_only=request.headers_only
     )
     if request.only_moves:
         check_declares(resolved.checkpoint)
     recipe = override(
         resolved.recipe,
-        engine=request.engine,
-        targets=tuple(request.targets),
-        ignore=tuple(request.ignore),
+        engine=engine,
+        targets=tuple(options.targets or ()),
+        ignore=tuple(options.ignore or ()),
         **native_settings(resolved.checkpoint, _with_statistics(request, resolved)),
     )
     plan = make_plan(
         recipe,
         resolved.family,
         resolved.checkpoint,
-        allow_unmatched=request.allow_unmatched,
-        allow_incomplete=request.allow_incomplete,
+        allow_unmatched=options.allow_unmatched,
+        allow_incomplete=options.allow_incomplete,
     )
     if request.only_moves:
         check_moves(plan)
-    if request.stats is not None:
-        plan = replace(plan, warnings=(*plan.warnings, *check_statistics(plan, request.stats)))
-    if request.importance is not None:
-        plan = with_importance(plan, open_importance(request.importance))
+    if options.stats is not None:
+        plan = replace(plan, warnings=(*plan.warnings, *check_statistics(plan, options.stats)))
+    if options.importance is not None:
+        plan = with_importance(plan, open_importance(options.importance))
     return resolved, plan if request.limits is None else limited(plan, request.limits)
 
 
 def _with_statistics(request: PlanRequest, resolved: ResolvedSource) -> dict[str, object]:
     """Settings, with the input scales of the statistics where there are any."""
-    settings = {**request.settings, "rules": []} if request.only_moves else dict(request.settings)
-    if request.stats is None:
+    stats, settings = request.options.stats, request.options.settings
+    if request.only_moves:
+        settings["rules"] = []
+    if stats is None:
         return settings
     checkpoint = resolved.checkpoint
     layers = {experts for name in checkpoint.tensors if (experts := experts_in(name)) is not None}
     family = resolved.family
     num_experts = family.num_experts(checkpoint.config) if family.is_known else _MANY
-    found = read_input_scales(request.stats, layers, num_experts)
+    found = read_input_scales(stats, layers, num_experts)
     scales = {name: list(pair) for name, pair in found.items()}
     return settings | {"input_scales": scales}
+
+
+def describe(
+    resolved: ResolvedSource,
+    plan: Plan,
+    loading: Sequence[EngineReport],
+    workers: Workers,
+    *,
+    streaming: bool | None = None,
+) -> PlanDescription:
+    """``streaming``: the way that was asked for; all of them where that is open."""
+    return PlanDescription(
+        plan=plan,
+        tp=_tensor_parallel(resolved, plan),
+        loading=loading,
+        workers=workers,
+        calibration=calibration_needs(plan, streaming=streaming),
+    )
 
 
 def check_room(resolved: ResolvedSource, plan: Plan, target: Path, *, spool_bytes: int) -> None:
@@ -108,6 +140,9 @@ def check_room(resolved: ResolvedSource, plan: Plan, target: Path, *, spool_byte
 
     if target.exists():  # made, or refused by ``convert``
         return
+    calibration = calibration_needs(plan)
+    if calibration:  # over how many tokens, is not known here
+        check_disk(min(calibration, key=lambda way: way.disk_bytes(0)), target, num_tokens=0)
     partial = partial_of(target)
     done = read_journals(partial / WORK_NAME)
     names = {shard.name for shard in plan.shards} - done.outputs.keys()
@@ -131,7 +166,7 @@ def check_servable(plan: Plan, reports: Sequence[EngineReport], *, is_allowed: b
         refuse_unservable(plan, reports)
 
 
-def tensor_parallel(resolved: ResolvedSource, plan: Plan) -> tuple[TpVerdict, ...]:
+def _tensor_parallel(resolved: ResolvedSource, plan: Plan) -> tuple[TpVerdict, ...]:
     """Legal tensor-parallel sizes in the engines of the recipe; 'unknown' where those of the family are not known."""
     is_rest_fp8 = any(job.is_fp8 and job.role is not Role.ROUTED_EXPERT for job in plan.jobs)
     verdicts = legal_tp(

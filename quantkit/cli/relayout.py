@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from quantkit.cli import options as opt
+from quantkit.cli.recipe_options import RecipeOptions
 
 
 def register(app: typer.Typer) -> None:
@@ -44,30 +45,32 @@ def relayout(
     """
     from quantkit.checkpoint.output import check_target
     from quantkit.cli import render
-    from quantkit.cli.planning import PlanRequest, check_servable, engine_reports, plan_request, tensor_parallel
+    from quantkit.cli.planning import PlanRequest, check_servable, describe, engine_reports, plan_request
     from quantkit.cli.show_plan import show_plan
     from quantkit.cli.show_results import show_conversion
     from quantkit.convert.conversion import Conversion
     from quantkit.convert.convert import convert_checkpoint
     from quantkit.plan.resources import Workers, choose_jobs
 
-    request = PlanRequest(
-        source=source,
-        settings={"layout": format_, "activations": activations, "rest": rest, "mtp": mtp},
+    opt.check_engine_name(engine)
+    options = RecipeOptions(
+        layout=format_,
+        activations=activations,
         stats=stats,
-        only_moves=True,
-        engine=opt.check_engine_name(engine),
+        rest=rest,
+        mtp=mtp,
+        engine=engine,
         allow_incomplete=allow_incomplete,
-        headers_only=True,
     )
+    request = PlanRequest(source=source, options=options, only_moves=True, headers_only=True)
     check_target(output, Path(source) if Path(source).is_dir() else None)
     resolved, made = plan_request(request)
     loading = engine_reports(made)
     check_servable(made, loading, is_allowed=allow_unservable)
     num_jobs = choose_jobs(jobs, None)
     if dry_run:
-        workers = Workers(num_jobs=num_jobs)
-        show_plan(made, tensor_parallel(resolved, made), loading, workers, as_json=as_json, summary=summary)
+        described = describe(resolved, made, loading, Workers(num_jobs=num_jobs))
+        show_plan(described, as_json=as_json, summary=summary)
         return
     with render.progress(is_quiet=quiet) as advance:
         conversion = Conversion(

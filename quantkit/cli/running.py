@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,22 +13,6 @@ if TYPE_CHECKING:
     from quantkit.checkpoint.source import Checkpoint
     from quantkit.streaming import StreamedModel, Tokens
 
-TextOption = Annotated[
-    Optional[Path],  # noqa: UP045  (typer reads it)
-    typer.Option("--text", metavar="FILE", help="UTF-8 text, tokenized by the tokenizer beside the model."),
-]
-TokensOption = Annotated[
-    Optional[Path],  # noqa: UP045
-    typer.Option("--tokens", metavar="FILE", help="Safetensors with input_ids, I64 [sequences, length], instead."),
-]
-LengthOption = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option("--length", min=2, metavar="N", help="Tokens of each sequence of the text [default: 512]."),
-]
-SequencesOption = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option("--sequences", min=1, metavar="N", help="Run the first N only [default: all]."),
-]
 DtypeOption = Annotated[
     str, typer.Option("--dtype", metavar="float32|bfloat16", help="What weights and activations are computed in.")
 ]
@@ -40,12 +24,24 @@ DEFAULT_LENGTH = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOptions:
-    """What the command line says of the sequences that a model is run over."""
+    """The sequences that a model is run over."""
 
-    text: Path | None
-    tokens: Path | None
-    length: int | None
-    sequences: int | None
+    text: Annotated[
+        Path | None,
+        typer.Option("--text", metavar="FILE", help="UTF-8 text, tokenized by the tokenizer beside the model."),
+    ] = None
+    tokens: Annotated[
+        Path | None,
+        typer.Option("--tokens", metavar="FILE", help="Safetensors with input_ids, I64 [sequences, length], instead."),
+    ] = None
+    length: Annotated[
+        int | None,
+        typer.Option("--length", min=2, metavar="N", help="Tokens of each sequence of the text [default: 512]."),
+    ] = None
+    sequences: Annotated[
+        int | None,
+        typer.Option("--sequences", min=1, metavar="N", help="Run the first N only [default: all]."),
+    ] = None
 
     @property
     def is_given(self) -> bool:
@@ -80,9 +76,9 @@ def check_dtype(dtype: str) -> None:
         raise UsageError(f"--dtype {dtype} is not known", remedy=f"choose {' or '.join(DTYPES)}")
 
 
-def require_models() -> None:
-    """Raise UsageError where what runs a model is not installed."""
-    missing = next((name for name in ("torch", "transformers") if find_spec(name) is None), None)
+def require_models(*others: str) -> None:
+    """Raise UsageError where what runs a model is not installed, or one of the ``others`` that are to see it run."""
+    missing = next((name for name in ("torch", "transformers", *others) if find_spec(name) is None), None)
     if missing is not None:
         raise UsageError(f"running a model needs {missing}", remedy="pip install 'quantkit[calibrate]'")
 

@@ -1,8 +1,7 @@
 """From the options of `serve-plan` to a request."""
 
-from dataclasses import dataclass
-
-from quantkit.cli.memory_request import MemoryOptions, check_options, engine_of, fraction_of, parallel_of
+from quantkit.cli.memory_request import check_options, engine_of, fraction_of, parallel_of
+from quantkit.cli.serve_options import ServeOptions
 from quantkit.errors import UsageError
 from quantkit.memory.gpus import DEFAULT_GPU, gpu_named
 from quantkit.memory.kv_format import KV_DTYPE_WORDS
@@ -10,25 +9,6 @@ from quantkit.memory.split import check_sizes
 from quantkit.serving.request import ROUTER_PORT, Network, ServeRequest
 
 _MOST_REQUESTS = 10**6
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """What the command line asked for; ``memory``: what `memory-plan` has, too, of OUTPUT's pool."""
-
-    output: str
-    prefill: str | None
-    memory: MemoryOptions
-    prefill_tp: int | None
-    backend: str
-    max_running_requests: int | None
-    mtp: bool | None
-    draft: str | None
-    host: str | None
-    prefill_host: str | None
-    port: int | None
-    router_port: int | None
-    ib_device: str | None
 
 
 def request_of(options: ServeOptions) -> ServeRequest:

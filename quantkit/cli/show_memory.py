@@ -8,9 +8,9 @@ from typing import Any
 
 from quantkit.cli import memory_documents as documents
 from quantkit.cli import render
+from quantkit.cli.memory_options import MemoryOptions
 from quantkit.cli.memory_page import PAGE_BEGIN, memory_page
 from quantkit.cli.memory_request import (
-    MemoryOptions,
     plan_checked,
     plan_comparison,
     plan_one,
@@ -35,10 +35,9 @@ class MemoryOutput:
     summary: Path | None = None
 
 
-def show_memory(
-    name: str | None, options: MemoryOptions, output: MemoryOutput, *, compare: str | None, check: Path | None
-) -> None:
+def show_memory(name: str | None, options: MemoryOptions, output: MemoryOutput, *, check: Path | None) -> None:
     """Plan and show; exit 5 where a plan does not fit, unless that is allowed."""
+    compare = options.compare
     if compare is not None and check is not None:
         raise UsageError("--compare and --check do not go together", remedy="leave one of them out")
     model = resolve_model(name)

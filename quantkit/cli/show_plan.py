@@ -4,28 +4,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantkit.checkpoint.sidecars import EXPECTED_SKIPS
-from quantkit.cli import documents, render
+from quantkit.cli import documents, needs_text, render
+from quantkit.cli.planning import PlanDescription
 from quantkit.cli.show_importance import show_importance
 from quantkit.cli.show_loading import show_loading
 from quantkit.cli.summary_file import add_summary
 from quantkit.engines.tensor_parallel import TpVerdict
-from quantkit.engines.verdicts import EngineReport
 from quantkit.machine import bytes_text
 from quantkit.plan.plan import Plan
 from quantkit.plan.resources import Workers, disk_bytes
 
 
-def show_plan(
-    plan: Plan,
-    tp: Sequence[TpVerdict],
-    loading: Sequence[EngineReport],
-    workers: Workers,
-    *,
-    as_json: bool,
-    summary: Path | None = None,
-) -> None:
-    """Everything that the plan decided."""
-    document = documents.plan_document(plan, tp, loading, workers)
+def show_plan(described: PlanDescription, *, as_json: bool, summary: Path | None = None) -> None:
+    """Everything that the plan decided, and what is to be known of it."""
+    plan = described.plan
+    document = documents.plan_document(described)
     add_summary(summary, document)
     if as_json:
         render.show_json(document)
@@ -37,10 +30,13 @@ def show_plan(
         [[rule.rule, rule.action, render.count(rule.num_weights)] for rule in plan.rules],
     )
     if plan.importance is not None:
-        show_importance(plan.importance)
-    _show_totals(plan, workers)
-    _show_tp(tp, plan.recipe.group_size)
-    for report in loading:
+        show_importance(document["importance"], plan.importance.file.path)
+    _show_totals(plan, described.workers)
+    needs = document["needs"]["calibration"]
+    if needs is not None:
+        render.show_table(needs_text.needs_title(needs), needs_text.needs_columns(needs), needs_text.needs_rows(needs))
+    _show_tp(described.tp, plan.recipe.group_size)
+    for report in described.loading:
         show_loading(report)
     skipped = plan.checkpoint.sidecars.skipped
     render.show_notes("not copied", [f"{name}: {reason}" for name, reason in skipped if reason not in EXPECTED_SKIPS])

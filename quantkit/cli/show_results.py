@@ -34,7 +34,7 @@ def show_conversion(
         render.show_json(document)
         return
     if is_new:
-        _show_new(report, document["calibration"])
+        _show_new(report, document)
     else:
         render.show_line(f"{report.output}: is complete already, and an output of this very command")
     if published is not None:
@@ -45,7 +45,7 @@ def show_conversion(
         )
 
 
-def _show_new(report: ConvertReport, calibration: Mapping[str, Any] | None) -> None:
+def _show_new(report: ConvertReport, document: Mapping[str, Any]) -> None:
     plan = report.plan
     rows = [
         [
@@ -62,10 +62,10 @@ def _show_new(report: ConvertReport, calibration: Mapping[str, Any] | None) -> N
     )
     _show_errors(report.classes)
     if plan.importance is not None:
-        show_importance(plan.importance)
-        show_gains(report.gains)
-    if calibration is not None:
-        render.show_line(calibration_text(calibration))
+        show_importance(document["importance"], plan.importance.file.path)
+        show_gains(document["importance"])
+    if document["calibration"] is not None:
+        render.show_line(calibration_text(document["calibration"]))
     _show_findings(report.findings)
     render.show_notes("warning", plan.warnings)
     source_bytes = plan.checkpoint.num_bytes

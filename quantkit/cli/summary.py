@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from quantkit.cli import importance_text, needs_text
 from quantkit.cli.evaluate_summary import evaluate_summary
 from quantkit.cli.gate_summary import gate_summary
 from quantkit.cli.markdown import bullets, code, escaped, table
@@ -33,7 +34,7 @@ def error_summary(document: Document) -> list[str]:
 
 
 def plan_summary(document: Document) -> list[str]:
-    """Totals, parts, tensor-parallel sizes, warnings."""
+    """Totals, needs of calibration, parts, what importance covers, tensor-parallel sizes, warnings."""
     recipe, source, output, needs = (document[key] for key in ("recipe", "source", "output", "needs"))
     largest = output["largest_shard"]
     totals = [
@@ -57,14 +58,16 @@ def plan_summary(document: Document) -> list[str]:
         f"{code(document['family'])}, recipe {code(recipe['name'])}: INT4 groups of {recipe['group_size']}, "
         f"{100 * document['quantized_share']:.1f}% of the elements",
         *table(["what", "tensors", "size"], totals),
+        *_calibration_needs(needs["calibration"]),
         *table(["part", "source", "action", "weights", "source size", "output size"], _parts(document), num_left=3),
+        *_importance(document),
         *table(["engine", "TP", "verdict", "kernels", "why not"], verdicts, num_left=5),
         *bullets("Warnings", document["warnings"]),
     ]
 
 
 def convert_summary(document: Document) -> list[str]:
-    """What was written or, by one of several ranks, made; errors by class, findings, warnings."""
+    """What was written or, by one of several ranks, made; errors by class, importance, findings, warnings."""
     if "rank" in document:
         return [
             f"Rank {document['rank']} of {document['world_size']}: {_count(document['num_shards'])} shards with "
@@ -78,6 +81,7 @@ def convert_summary(document: Document) -> list[str]:
         f"{document['seconds']:.1f} s ({speed}), verified",
         *([] if published is None else [f"Published: {code(published['url'])}"]),
         *_errors(document),
+        *_importance(document),
         *(["", calibration_text(document["calibration"])] if document["calibration"] else []),
         *_findings(document["findings"]),
         *bullets("Warnings", document["warnings"]),
@@ -137,6 +141,28 @@ def _errors(document: Document) -> list[str]:
     ]
     columns = ["part", "worst weight", "weights", "relative error", "median", "worst"]
     return table(columns, rows, num_left=2)
+
+
+def _calibration_needs(needs: Document | None) -> list[str]:
+    """What a method that sees inputs will need; nothing for the search."""
+    if needs is None:
+        return []
+    return ["", needs_text.needs_title(needs), *table(needs_text.needs_columns(needs), needs_text.needs_rows(needs))]
+
+
+def _importance(document: Document) -> list[str]:
+    """What second moments cover and, behind a conversion, what they have gained; nothing where there are none."""
+    importance = document["importance"]
+    if importance is None:
+        return []
+    gains = table(importance_text.GAIN_COLUMNS, importance_text.gain_rows(importance)) if "errors" in importance else []
+    return [
+        "",
+        f"Importance: {escaped(importance['kind'])}",
+        *table(importance_text.COVER_COLUMNS, importance_text.cover_rows(importance)),
+        *bullets("No moments", importance_text.missing_texts(importance)),
+        *([importance_text.gains_title(importance), *gains] if gains else []),
+    ]
 
 
 def _findings(findings: Iterable[Document]) -> list[str]:

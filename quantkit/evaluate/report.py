@@ -10,9 +10,10 @@ from quantkit.evaluate.summary import Summary, summarize
 from quantkit.evaluate.weights import WeightErrors, compare_weights
 from quantkit.evaluate.workplace import workplace
 from quantkit.families import Family
+from quantkit.hidden_states import state_bytes
 from quantkit.integrity.weight_errors import ClassError, WeightError, class_errors
 from quantkit.module_names import layer_of
-from quantkit.streaming import Tokens, state_bytes
+from quantkit.streaming import Tokens
 from quantkit.threads import ReportProgress
 from quantkit.weights.inspection import inspect_checkpoint
 
@@ -60,7 +61,7 @@ def make_report(pair: Pair, tokens: Tokens, request: Request, *, report_progress
         with named(model):
             model.check(tokens)
     check_same_model(*pair, allow_other=request.allow_other_model)
-    needed = sum(state_bytes(tokens.ids_NS.size, model.hidden_size, model.dtype) for model in pair)
+    needed = sum(state_bytes(tokens.ids_NS.size, model.hidden_size, value_bytes=model.dtype.itemsize) for model in pair)
     with workplace(request.work, beside=request.beside, needed_bytes=needed) as directory:
         evaluation = evaluate(pair, tokens, work=directory, report_progress=report_progress)
     weights = WeightErrors(errors=(), missing=())

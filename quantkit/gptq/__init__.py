@@ -1,4 +1,4 @@
-"""GPTQ: INT4 that makes the outputs of a module right for the inputs that calibration saw, one weight at a time."""
+"""GPTQ: INT4 that makes the outputs of modules right for the inputs that calibration saw; alone, or layer by layer."""
 
 from quantkit.gptq.factor import DAMPING, Factor, blend, factorize
 from quantkit.gptq.quantize import Calibrated, quantize_gptq

@@ -8,7 +8,7 @@ from quantkit.streaming.experts import ExpertVisit
 from quantkit.streaming.layer import StreamedLayer
 from quantkit.streaming.model import StreamedModel, begin_states, open_model
 from quantkit.streaming.observer import Observer
-from quantkit.streaming.states import States, open_states, state_bytes
+from quantkit.streaming.states import States, open_states
 from quantkit.streaming.tokens import Tokens, read_tokens, tokenize, told_tokens
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "open_model",
     "open_states",
     "read_tokens",
-    "state_bytes",
     "tokenize",
     "told_tokens",
 ]

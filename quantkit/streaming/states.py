@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quantkit.checkpoint.disk import free_bytes, named_errors
 from quantkit.errors import ResourceError, SourceError
+from quantkit.hidden_states import state_bytes
 from quantkit.machine import bytes_text
 
 _CARRY = "carry"
@@ -95,11 +96,6 @@ class States:
         return store_TX[first * self.length : last * self.length].view(last - first, self.length, -1)
 
 
-def state_bytes(num_tokens: int, width: int, dtype: torch.dtype) -> int:
-    """States before and after a layer and the input of its experts, and their answers, which are float32."""
-    return num_tokens * width * (3 * dtype.itemsize + torch.float32.itemsize)
-
-
 def open_states(
     num_sequences: int,
     length: int,
@@ -126,7 +122,7 @@ def open_states(
         return states
     for path in directory.glob("*.bin"):
         path.unlink()
-    needed = state_bytes(states.num_tokens, width, dtype)
+    needed = state_bytes(states.num_tokens, width, value_bytes=dtype.itemsize)
     if needed > free_bytes(directory):
         raise ResourceError(
             f"hidden states of {states.num_tokens:,} tokens need {bytes_text(needed)}, "

@@ -15,10 +15,10 @@ import numpy as np
 
 from quantkit.checkpoint.disk import named_errors, put_in_place, write_whole
 from quantkit.checkpoint.file_names import WORDS_NAME
-from quantkit.checkpoint.header import StoredTensor, read_header
+from quantkit.checkpoint.header import StoredTensor, encode_header, read_header
 from quantkit.checkpoint.json_files import MOST_INDEX_BYTES, read_json
 from quantkit.checkpoint.reader import hash_file, read_tensor
-from quantkit.checkpoint.writer import ShardWriter, order_tensors
+from quantkit.checkpoint.writer import METADATA, ShardWriter, order_tensors
 from quantkit.errors import SourceError
 from quantkit.numerics.bfloat16 import to_float32
 from quantkit.numerics.packing import CODES_PER_WORD, Int4Words
@@ -33,14 +33,10 @@ class WordsWriter:
 
     def __init__(self, path: Path, shapes: Mapping[str, tuple[int, int]], *, group_size: int) -> None:
         self._path = path
-        specs: dict[str, TensorSpec] = {}
-        for module, (num_rows, num_cols) in shapes.items():
-            specs[module + PACKED] = TensorSpec(I32, (num_rows, num_cols // CODES_PER_WORD))
-            specs[module + SCALE] = TensorSpec(BF16, (num_rows, num_cols // group_size))
         draft = path.with_name(path.name + ".draft")
         with named_errors(draft):
             draft.unlink(missing_ok=True)
-        self._writer = ShardWriter(draft, order_tensors(specs))
+        self._writer = ShardWriter(draft, _specs(shapes, group_size))
 
     def add(self, module: str, words: Int4Words) -> None:
         """All rows of a module, once."""
@@ -58,6 +54,21 @@ class WordsWriter:
     def abort(self) -> None:
         """Nothing is left of a file that is not whole."""
         self._writer.abort()
+
+
+def words_bytes(shapes: Mapping[str, tuple[int, int]], *, group_size: int) -> int:
+    """Of the file that ``WordsWriter`` makes of these modules, its header included."""
+    specs = _specs(shapes, group_size)
+    return len(encode_header(specs, METADATA)) + sum(spec.num_bytes for spec in specs.values())
+
+
+def _specs(shapes: Mapping[str, tuple[int, int]], group_size: int) -> dict[str, TensorSpec]:
+    """In the order of the file."""
+    specs: dict[str, TensorSpec] = {}
+    for module, (num_rows, num_cols) in shapes.items():
+        specs[module + PACKED] = TensorSpec(I32, (num_rows, num_cols // CODES_PER_WORD))
+        specs[module + SCALE] = TensorSpec(BF16, (num_rows, num_cols // group_size))
+    return order_tensors(specs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

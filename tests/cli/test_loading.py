@@ -7,6 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from quantkit.cli.planning import PlanRequest, plan_request
+from quantkit.cli.recipe_options import RecipeOptions
 from quantkit.engines.parallel import ENGINES, Parallel
 from quantkit.engines.verdicts import Outcome
 from quantkit.recipe_files import recipes_directory
@@ -18,7 +19,7 @@ from tests.cli.test_commands import document, run
 def test_every_recipe_loads_in_its_engines_with_the_flags_that_it_gives(name):
     """From the published config alone: every name and shape of the output."""
     config = recipes_directory() / "configs" / f"{name}.json"
-    _, plan = plan_request(PlanRequest(source=None, recipe=name, config=config))
+    _, plan = plan_request(PlanRequest(source=None, options=RecipeOptions(recipe=name), config=config))
     launches = [replace(launch, parallel=Parallel(tp=8)) for launch in launches_of(plan.recipe)]
     assert {launch.engine for launch in launches} == set(ENGINES)
     for report in check_plan(plan, launches):
@@ -149,7 +150,8 @@ def test_options_that_do_not_go_together(options, words, tmp_path):
 )
 def test_every_layout_of_the_real_names_loads(recipe, settings, engines):
     config = recipes_directory() / "configs" / f"{recipe}.json"
-    _, plan = plan_request(PlanRequest(source=None, recipe=recipe, config=config, settings=settings))
+    options = RecipeOptions(recipe=recipe, **settings)
+    _, plan = plan_request(PlanRequest(source=None, options=options, config=config))
     launches = [replace(launch, parallel=Parallel(tp=8)) for launch in launches_of(plan.recipe)]
     assert {launch.engine for launch in launches} == engines
     for report in check_plan(plan, launches):

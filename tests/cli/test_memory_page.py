@@ -13,8 +13,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from quantkit.cli.memory_documents import check_document, comparison_document, plan_document
+from quantkit.cli.memory_options import MemoryOptions
 from quantkit.cli.memory_page import memory_page
-from quantkit.cli.memory_request import MemoryOptions, plan_checked
+from quantkit.cli.memory_request import plan_checked
 from quantkit.engines.parallel import Parallel
 from quantkit.memory.gpus import gpu_named
 from quantkit.memory.kv_format import KvDtype

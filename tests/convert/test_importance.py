@@ -172,7 +172,7 @@ def test_coverage_is_told_everywhere(tiny_checkpoint, tmp_path):
     draft = "model.layers.2.mlp.experts.*"
     assert told["missing"] == {f"{draft}.{leaf}_proj": 4 for leaf in ("gate", "up", "down")}
     assert (told["num_unused"], told["unused"]) == (1, ["blk.7.attn_output"])
-    text = run("plan", source, "--importance", path)
+    text = run("plan", source, "--importance", path, "--summary", tmp_path / "plan.md")
     assert f"no moments: {draft}.down_proj: 4" in text.stderr
     assert "9 of 24 weights saw fewer than 32 tokens" in text.stderr
 
@@ -187,12 +187,25 @@ def test_coverage_is_told_everywhere(tiny_checkpoint, tmp_path):
     assert f"(imatrix.gguf, made of `calibration.txt, more.txt`, sha256 `{told['sha256']}`)" in card
     assert "3 weights by their own, 6 with few tokens and 3 with none by those of their layer, 12 without" in card
     assert card == run("card", tmp_path / "out").stdout
-    shown = run("convert", source, "--importance", path, "-o", tmp_path / "again", "-q")
+    shown = run(
+        "convert", source, "--importance", path, "-o", tmp_path / "again", "-q", "--summary", tmp_path / "convert.md"
+    )
     assert re.search(r"routed_expert +3 +6 +3 +12\n", shown.stdout)
     assert "Relative error as inputs see it, of the first 16 rows" in shown.stdout
     gain = converted["errors"]["routed_expert"]
     assert gain["num_weights"] == 12
     assert gain["relative_error"] < 0.95 * gain["without_importance"]
+
+    summaries = {name: (tmp_path / f"{name}.md").read_text() for name in ("plan", "convert")}
+    for summary in summaries.values():
+        assert "\nImportance: imatrix.gguf\n\n| part | moments of its own | few tokens |" in summary
+        assert "\n| routed_expert | 3 | 6 | 3 | 12 |\n" in summary
+        assert "\nNo moments:\n\n- model.layers.2.mlp.experts.&#42;." in summary
+        assert "&#42;.gate_proj: 4\n" in summary
+    columns = shown.stdout.partition("as inputs see it")[2].splitlines()[2].split()
+    assert columns == ["routed_expert", "12", f"{gain['relative_error']:.4f}", f"{gain['without_importance']:.4f}"]
+    assert "\nRelative error as inputs see it, of the first 16 rows\n\n| part | weights |" in summaries["convert"]
+    assert f"\n| {' | '.join(columns)} |\n" in summaries["convert"]
 
 
 def test_the_weighed_error_is_what_it_says(tiny_checkpoint, tmp_path):

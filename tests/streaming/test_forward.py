@@ -8,7 +8,8 @@ import torch
 from quantkit.checkpoint.source import open_checkpoint
 from quantkit.errors import ResourceError, SourceError
 from quantkit.families import family_of
-from quantkit.streaming import StreamedLayer, open_model, open_states, state_bytes
+from quantkit.hidden_states import state_bytes
+from quantkit.streaming import StreamedLayer, open_model, open_states
 from quantkit.streaming import layer as layer_module
 from quantkit.streaming import model as model_module
 from tests.streaming.models import CLASSES, lively_checkpoint, whole_model
@@ -200,7 +201,7 @@ def test_states_take_the_room_that_is_asked_for(tmp_path, dtype):
     streamed_logits(tmp_path / "source", work=tmp_path / "work", dtype=dtype)
     sizes = {path.stem: path.stat().st_size for path in (tmp_path / "work").iterdir()}
     routing = sizes.pop("chosen") + sizes.pop("factors")  # a few numbers a token
-    assert sum(sizes.values()) == state_bytes(IDS.numel(), 256, dtype) > 10 * routing
+    assert sum(sizes.values()) == state_bytes(IDS.numel(), 256, value_bytes=dtype.itemsize) > 10 * routing
 
 
 def test_a_layer_is_loaded_while_another_thread_records_calls(tmp_path, monkeypatch):

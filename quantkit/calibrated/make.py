@@ -11,72 +11,71 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import __version__
+from quantkit.calibrated import compressor
+from quantkit.calibrated.compressor import OneShot
+from quantkit.calibrated.modules import chosen_shapes, decoded_plan, int4_shapes, run_shapes
+from quantkit.calibrated.needs import calibration_needs, check_disk, model_memory_bytes, words_directory
 from quantkit.checkpoint.begun import remove_run, run_directory
 from quantkit.checkpoint.disk import named_errors, remove
-from quantkit.checkpoint.file_names import WORDS_SUFFIX
 from quantkit.checkpoint.output import check_target, partial_of
 from quantkit.checkpoint.source import source_stamps
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import convert_checkpoint
 from quantkit.families import FAMILIES
-from quantkit.gptq import compressor
-from quantkit.gptq.compressor import OneShot
 from quantkit.gptq.factor import DAMPING, PRIOR_TOKENS
 from quantkit.gptq.quantize import NUM_SWEEPS
 from quantkit.gptq.stream import SAMPLE_TOKENS, StreamRequest, stream_words
 from quantkit.machine import available_memory_bytes
-from quantkit.plan.make import make_plan
-from quantkit.plan.mtp import is_in, mtp_layers
-from quantkit.plan.plan import Action, Plan
+from quantkit.plan.plan import Plan
 from quantkit.plan.smoothed import DOWN, UP
-from quantkit.recipe import Recipe, default_recipe, parse_recipe, recipe_document
+from quantkit.recipe import Recipe
 from quantkit.streaming import StreamedModel, Tokens, open_model
-from quantkit.threads import ReportProgress
-from quantkit.transcode import CPU
 from quantkit.weights.binding import bind_weights
 from quantkit.weights.identity import model_fingerprint
 from quantkit.weights.source_form import source_form
 from quantkit.words import Words, WordsWriter, finish_words, has_words, open_words
 
 _DECODED = "decoded"
-_MEMORY_SHARE = 0.7  # of what there is, for the model alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordsRequest:
-    """``target``: the output; its words lie beside it until it is there."""
+    """``directory``: the words lie there, beside the output, until that is in place."""
 
-    plan: Plan
-    target: Path
+    conversion: Conversion
     tokens: Tokens
-    num_jobs: int
-    device: str = CPU
-    resume: bool = True
-    report_progress: ReportProgress = lambda _, __: None
+
+    @property
+    def plan(self) -> Plan:
+        return self.conversion.plan
 
     @property
     def directory(self) -> Path:
-        return self.target.with_name(self.target.name + WORDS_SUFFIX)
+        return words_directory(self.conversion.target)
 
 
 @contextmanager
 def made_words(request: WordsRequest) -> Iterator[Words]:
     """The words, whose directory is nobody else's until the block ends, and is removed where it ends well.
 
-    Raises UsageError where the directory holds words of another run, SourceError for a model that is not run; what
-    headers tell of that before there is a directory.
+    Raises UsageError where the directory holds words of another run, ResourceError where the disk has no room for all
+    that the conversion needs, SourceError for a model that is not run; what headers tell of that before there is a
+    directory.
     """
-    plan, directory = request.plan, request.directory
-    check_target(request.target, plan.checkpoint.directory)
+    plan, directory, resume = request.plan, request.directory, request.conversion.resume
+    assert plan.recipe.calibration is not None
+    check_target(request.conversion.target, plan.checkpoint.directory)
     model = _checked_model(request)
+    (needs,) = calibration_needs(plan, streaming=plan.recipe.calibration.streaming)
+    check_disk(needs, request.conversion.target, num_tokens=request.tokens.ids_NS.size)
     document = _document(plan)
     # what is known of files has no place in an output, and the words' document goes there
-    run = {**document, "source": source_stamps(plan.checkpoint), "modules": _digest_of(_shapes(plan))}
-    with run_directory(directory, run, resume=request.resume, has_work=_has_work):
+    run = {**document, "source": source_stamps(plan.checkpoint), "modules": _digest_of(int4_shapes(plan))}
+    with run_directory(directory, run, resume=resume, has_work=_has_work):
         if not has_words(directory):
             _make(request, model, document)
         words = open_words(directory)
-        words.check_modules(_shapes(plan), group_size=plan.recipe.group_size)
+        words.check_modules(int4_shapes(plan), group_size=plan.recipe.group_size)
         yield words
         with named_errors(directory):
             remove_run(directory)
@@ -84,7 +83,7 @@ def made_words(request: WordsRequest) -> Iterator[Words]:
 
 def _checked_model(request: WordsRequest) -> StreamedModel | None:
     """What is run layer by layer; None where llm-compressor loads it."""
-    plan, device = request.plan, request.device.split(",")[0].replace("cuda:all", "cuda:0")
+    plan, device = request.plan, request.conversion.device.split(",")[0].replace("cuda:all", "cuda:0")
     if plan.recipe.calibration is None or not plan.recipe.calibration.streaming:
         with redirect_stdout(sys.stderr):  # whose libraries print
             compressor.check_architecture(plan.checkpoint.directory)
@@ -136,85 +135,72 @@ def _parameters(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _shapes(plan: Plan) -> dict[str, tuple[int, int]]:
-    jobs = (job for job in plan.jobs if job.action == Action.INT4)
-    return {job.weight.module: (job.weight.num_rows, job.weight.num_cols) for job in jobs}
-
-
 def _make(request: WordsRequest, model: StreamedModel | None, document: Mapping[str, Any]) -> None:
-    plan, shapes = request.plan, _shapes(request.plan)
-    drafts = mtp_layers(FAMILIES[plan.family], plan.checkpoint.config)  # which transformers does not run
-    run = {name: shape for name, shape in shapes.items() if not is_in(drafts, name)}
-    made: Mapping[str, tuple[int, int]] = run
+    plan = request.plan
     if model is None:
-        made = _compress(request, run)
+        _compress(request)
     else:
-        _stream(request, model, run)
-    finish_words(request.directory, document, searched=shapes.keys() - made.keys())
+        _stream(request, model)
+    finish_words(request.directory, document, searched=int4_shapes(plan).keys() - chosen_shapes(plan).keys())
 
 
-def _stream(request: WordsRequest, model: StreamedModel, shapes: Mapping[str, tuple[int, int]]) -> None:
-    recipe = request.plan.recipe
+def _stream(request: WordsRequest, model: StreamedModel) -> None:
+    plan = request.plan
     stream_words(
         StreamRequest(
             model=model,
             tokens=request.tokens,
-            shapes=shapes,
-            group_size=recipe.group_size,
-            signed=recipe.signed_scales,
+            shapes=chosen_shapes(plan),
+            group_size=plan.recipe.group_size,
+            signed=plan.recipe.signed_scales,
             directory=request.directory,
-            report_progress=request.report_progress,
+            report_progress=request.conversion.report_progress,
         )
     )
 
 
-def _compress(request: WordsRequest, shapes: Mapping[str, tuple[int, int]]) -> Mapping[str, tuple[int, int]]:
-    """By llm-compressor; the modules that it has changed."""
-    recipe = request.plan.recipe
-    is_gptq = recipe.method == "gptq"
-    made = {name: shape for name, shape in shapes.items() if is_gptq or name.endswith((UP, DOWN))}
+def _compress(request: WordsRequest) -> None:
+    """By llm-compressor."""
+    plan, recipe = request.plan, request.plan.recipe
+    method = compressor.gptq_words if recipe.method == "gptq" else compressor.awq_words
     with _plain_model(request) as model, redirect_stdout(sys.stderr):  # whose libraries print
         shot = OneShot(
             directory=model,
-            modules=frozenset(shapes),
+            modules=frozenset(run_shapes(plan)),
             group_size=recipe.group_size,
             signed=recipe.signed_scales,
             tokens=request.tokens,
             offload=_offload(model, request.directory),
         )
-        writer = WordsWriter(request.directory / "words.safetensors", made, group_size=recipe.group_size)
+        path = request.directory / "words.safetensors"
+        writer = WordsWriter(path, chosen_shapes(plan), group_size=recipe.group_size)
         try:
-            for module, words in (compressor.gptq_words if is_gptq else compressor.awq_words)(shot):
+            for module, words in method(shot):
                 writer.add(module, words)
             writer.close()
         finally:
             writer.abort()
-    return made
 
 
 def _offload(model: Path, directory: Path) -> Path | None:
     """A folder for what memory does not hold."""
     available = available_memory_bytes()
-    needed = sum(path.stat().st_size for path in model.glob("*.safetensors"))
-    return None if available is None or needed < _MEMORY_SHARE * available else directory / "offload"
+    needed = model_memory_bytes(sum(path.stat().st_size for path in model.glob("*.safetensors")))
+    return None if available is None or needed <= available else directory / "offload"
 
 
 @contextmanager
 def _plain_model(request: WordsRequest) -> Iterator[Path]:
     """A directory that transformers loads: the source, or its weights decoded to BF16 for as long as it is needed."""
-    checkpoint = request.plan.checkpoint
-    if not checkpoint.quantization:
-        yield checkpoint.directory
+    conversion, plan = request.conversion, decoded_plan(request.plan)
+    if plan is None:
+        yield request.plan.checkpoint.directory
         return
-    family = FAMILIES[request.plan.family]
-    wanted: dict[str, Any] = {"rules": [], "mtp": "drop" if family.num_mtp_layers(checkpoint.config) else "int4"}
-    document = recipe_document(default_recipe(family.name, has_experts=True)) | wanted
-    plan = make_plan(parse_recipe(document, where="decoded source"), family, checkpoint, allow_incomplete=True)
     target = request.directory / _DECODED
     if target.exists():  # of a run that was stopped behind it
         remove(target)
     convert_checkpoint(
-        Conversion(plan=plan, target=target, num_jobs=request.num_jobs, report_progress=request.report_progress)
+        Conversion(plan=plan, target=target, num_jobs=conversion.num_jobs, report_progress=conversion.report_progress)
     )
     try:
         yield target

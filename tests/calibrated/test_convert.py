@@ -1,7 +1,12 @@
 """`quantkit convert --method gptq|awq` as a user runs it, with the real llm-compressor; and what it refuses."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -10,15 +15,16 @@ from safetensors.torch import load_file, save_file
 
 from quantkit.checkpoint.source import open_checkpoint
 from quantkit.verify.verify import verify_output
+from tests.calibrated.helpers import save_tokens, tiny_glm
 from tests.cli.inside import refusal, run_inside
 from tests.cli.test_commands import SCHEMAS, run
 from tests.convert.faults import Faults, die_before, die_in_the_middle, killed
 from tests.convert.helpers import directory_bytes, load_output
-from tests.gptq.helpers import save_tokens, tiny_glm
 from tests.streaming.models import lively_checkpoint
 from tests.test_transformers import log_probabilities
 
 EXPERT = "model.layers.1.mlp.experts.3"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +179,25 @@ def test_a_method_that_has_nothing_to_quantize_is_refused(
         error = refusal(*command, "--to", "int4", "--method", method, *options, *more)
         assert (error.exit_code, message in error.message, remedy in error.remedy) == (2, True, True)
     assert {path.name for path in tmp_path.iterdir()} == {"source"}
+
+
+def test_what_is_not_installed_is_said_before_anything_runs(tiny_checkpoint, tmp_path):
+    """In an environment that has all of this one but llm-compressor."""
+    packages = Path(find_spec("llmcompressor").origin).parent.parent
+    (tmp_path / "packages").mkdir()
+    for path in packages.iterdir():
+        if not path.name.startswith("llmcompressor"):
+            (tmp_path / "packages" / path.name).symlink_to(path)
+    program = "from quantkit.cli.app import main; main()"
+    command = ["convert", tiny_checkpoint().directory, "-o", tmp_path / "out", "--method", "awq", "--text", "x"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path / 'packages'}"}
+    result = subprocess.run(
+        [sys.executable, "-S", "-c", program, *command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2, result.stderr
+    assert "running a model needs llmcompressor" in result.stderr
+    assert "pip install 'quantkit[calibrate]'" in result.stderr
+    assert not (tmp_path / "out.words").exists()
 
 
 def test_a_directory_that_is_not_ours_is_left_alone(tiny_checkpoint, tmp_path):

@@ -290,7 +290,7 @@ def test_a_model_that_cannot_be_run_is_refused_before_anything_is_made(
 ):
     source = tiny_checkpoint(model_type=model_type).directory
     save_file({"input_ids": torch.zeros(2, 8, dtype=torch.int64)}, tmp_path / "tokens.safetensors")
-    monkeypatch.setattr("quantkit.gptq.make.run_directory", lambda *_, **__: pytest.fail("it has begun"))
+    monkeypatch.setattr("quantkit.calibrated.make.run_directory", lambda *_, **__: pytest.fail("it has begun"))
     arguments = ["--tokens", tmp_path / "tokens.safetensors", "--method", "gptq", *options]
     error = refusal("convert", source, "--to", "int4", "-o", tmp_path / "new" / "out", *arguments)
     assert (error.exit_code, words in error.message) == (3, True), str(error)

@@ -37,7 +37,7 @@ TOKENS = Tokens(ids_NS=np.random.default_rng(5).integers(0, 128, (12, 24)))
 
 
 class BegunError(Exception):
-    """Raised where a run begins to work."""
+    """Raised where a run has done a layer: what it leaves then is kept."""
 
 
 def planned(source, capsys, *options):
@@ -49,7 +49,8 @@ def planned(source, capsys, *options):
 
 def words_request(plan, target, *, streaming=True):
     def begin(stage, done):
-        raise BegunError
+        if done:
+            raise BegunError
 
     conversion = Conversion(
         plan=with_calibration(plan, TOKENS, streaming=streaming), target=target, num_jobs=1, report_progress=begin

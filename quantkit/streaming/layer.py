@@ -142,7 +142,7 @@ class _Watched:
         with self._own.noted():
             self._observer.linear(module, inputs_TC)
 
-    def cache(self, attention: str, part: str, values_THD: Tensor) -> None:
+    def cache(self, attention: str, part: KvPart, values_THD: Tensor) -> None:
         with self._own.noted():
             self._observer.cache(attention, part, values_THD)
 

@@ -116,8 +116,10 @@ def serve_plan() -> str:
 
 def calibration_needs() -> str:
     """Of GLM-5.2 from its config; the rest of the plan is left out."""
-    Path("config.json").write_text(json.dumps(recipe_config("glm-5.2")))
-    text = session(("plan", "--config", "config.json", "--method", "gptq"))
+    directory = Path("GLM-5.2")  # of its own: a working directory with a config is what memory-plan would take
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(recipe_config("glm-5.2")))
+    text = session(("plan", "--config", "GLM-5.2/config.json", "--method", "gptq"))
     command, title = text.partition("Plan: ")[0], "Needs of --method gptq\n"
     needs = text.partition(title)[2].partition("\n\n")[0]
     return f"{command}...\n{title}{needs}\n...\n```\n"

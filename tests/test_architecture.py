@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"errors", "__init__"},
     {"registry", "tensors", "threads", "machine", "patterns", "recipe_files", "recipe_settings", "recipe_data"},
-    {"checkpoint", "numerics", "gate"},
+    {"checkpoint", "numerics", "gate", "kv_guard"},
     {"codecs", "families", "integrity", "statistics", "words"},
     {"layouts", "engines", "importance"},
     {"weights", "recipe"},
@@ -24,7 +24,7 @@ LAYERS = [
     {"gptq", "kv_scales"},
     {"cli"},
 ]
-RUN_MODELS = {"streaming", "calibrate", "evaluate", "gptq"}
+RUN_MODELS = {"streaming", "calibrate", "evaluate", "gptq", "kv_guard"}
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 MAX_LINES = 300
 LONG_FILES: dict[str, str] = {}  # path to reason

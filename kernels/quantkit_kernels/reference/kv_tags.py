@@ -1,0 +1,293 @@
+"""Tags of KV pages in plain torch: what a seal is, and the ops that kernels have too. None of them waits for a GPU.
+
+Seal of a record (generation g, owner o, logical index i), in 64-bit integers that wrap, with ``mix`` the finalizer of
+splitmix64, a bijection:
+
+    seal(g, o, i) = mix(mix(mix(g) ^ o) + i)            stored at page p: seal ^ mix(p + MARK)
+
+What is expected of a logical page is the seal alone; a page passes where the stored one less its mark is that. Let two
+tags differ in one of generation, owner, index and page: they never pass for each other, since each step is a bijection.
+Let them differ in more: for any other three, exactly one of the 2^64 owners passes. An owner is a keyed digest, which
+whoever does not know the key meets with probability 2^-64. Neither depends on how often generations were counted round.
+
+Pages, rows, indices and owners are int64 [N], on one device.
+"""
+
+import torch
+from torch import Tensor
+
+from quantkit_kernels.kv_tag_arrays import (
+    FREE_INDEX,
+    HELD,
+    LINE_WORDS,
+    NEVER,
+    SHARED,
+    Captured,
+    Check,
+    Expectations,
+    PageTags,
+    Ring,
+    Word,
+)
+
+MARK = 0x51ED_2705
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
+_INDEX = 0xFFFF_FFFF
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Right, with zeros from the left, as torch has it for unsigned integers alone."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix(x: Tensor) -> Tensor:
+    """Splitmix64's finalizer of int64, as bits."""
+    x = (x ^ _shifted(x, 30)) * _FIRST
+    x = (x ^ _shifted(x, 27)) * _SECOND
+    return x ^ _shifted(x, 31)
+
+
+def seal_of(generation: Tensor, owner: Tensor, index: Tensor) -> Tensor:
+    """Of records, without a page's mark."""
+    return mix(mix(mix(generation) ^ owner) + index)
+
+
+def mark_of(pages: Tensor) -> Tensor:
+    """What makes a seal that of a page."""
+    return mix(pages.long() + MARK)
+
+
+def record_seals(records_N3: Tensor) -> Tensor:
+    """Of whole records; a checksum is no part of it."""
+    return seal_of(records_N3[:, 0], records_N3[:, 1], records_N3[:, 2] & _INDEX)
+
+
+def append_lines(ring: Ring, is_bad_N: Tensor, words: dict[Word, Tensor | int]) -> None:
+    """A line for each entry that is bad, in their order, as long as there is room; all are counted.
+
+    ``words`` are [N] or one number. A line that has no room goes to the ring's last, which nobody reads.
+    """
+    lines = torch.zeros(len(is_bad_N), LINE_WORDS, dtype=torch.int64, device=is_bad_N.device)
+    for word, value in words.items():
+        lines[:, word] = value
+    at = ring.count_1 + is_bad_N.long().cumsum(0) - 1
+    has_room = is_bad_N & (at < ring.num_lines)
+    ring.lines_KW.index_put_((torch.where(has_room, at, ring.num_lines),), lines)
+    ring.count_1.add_(is_bad_N.sum())
+
+
+def found_words(tags: PageTags, pages_N: Tensor) -> dict[Word, Tensor | int]:
+    """What lies at pages, for a line."""
+    records = tags.records_P3[pages_N]
+    return {
+        Word.PAGE: pages_N,
+        Word.FOUND_SEAL: tags.seals_P[pages_N] ^ mark_of(pages_N),
+        Word.FOUND_GENERATION: records[:, 0],
+        Word.FOUND_OWNER: records[:, 1],
+        Word.FOUND_PLACE: records[:, 2],
+    }
+
+
+def put_tags(tags: PageTags, pages_N: Tensor, records_N3: Tensor) -> None:
+    """Write records and their seals."""
+    tags.records_P3.index_put_((pages_N,), records_N3)
+    tags.seals_P.index_put_((pages_N,), record_seals(records_N3) ^ mark_of(pages_N))
+
+
+def generations(first: int, count: int, device: torch.device) -> Tensor:
+    """``count`` numbers from ``first`` on, int64 as bits: beyond 2^63 they are negative, and 2^64 is followed by 1."""
+    start = (first + (1 << 63)) % (1 << 64) - (1 << 63)
+    numbers = torch.arange(count, dtype=torch.int64, device=device) + start
+    is_behind = (numbers >= 0) & (start < 0)  # counted round: 0 means that nothing was granted
+    return numbers + is_behind.long()
+
+
+def _is_repeated(pages_N: Tensor) -> Tensor:
+    """Entries whose page stands before them in the list."""
+    order = torch.argsort(pages_N, stable=True)
+    ordered = pages_N[order]
+    again = torch.zeros_like(ordered, dtype=torch.bool)
+    again[1:] = ordered[1:] == ordered[:-1]
+    return torch.empty_like(again).index_put_((order,), again)
+
+
+def grant_pages(
+    tags: PageTags,
+    expectations: Expectations,
+    ring: Ring,
+    pages: Tensor,
+    rows: Tensor,
+    indices: Tensor,
+    owners: Tensor,
+    *,
+    first_generation: int,
+    step: int,
+) -> None:
+    """Seal free pages for logical pages of rows, and let the rows expect that. A page that is held is a violation."""
+    is_held = (tags.states_P[pages] != 0) | _is_repeated(pages)
+    held = found_words(tags, pages)
+    append_lines(ring, is_held, {Word.STEP: step, Word.CHECK: Check.GRANT, Word.ROW: rows, Word.INDEX: indices, **held})
+    granted = generations(first_generation, len(pages), pages.device)
+    put_tags(tags, pages, torch.stack((granted, owners, indices), 1))
+    tags.states_P.index_fill_(0, pages, HELD)
+    expect(expectations, rows, indices, granted, owners)
+
+
+def expect(expectations: Expectations, rows: Tensor, indices: Tensor, granted: Tensor, owners: Tensor) -> None:
+    """Let logical pages of rows expect pages that were granted as ``granted`` to ``owners``."""
+    expectations.seals_RL.index_put_((rows, indices), seal_of(granted, owners, indices))
+    expectations.details_RL2.index_put_((rows, indices), torch.stack((granted, owners), 1))
+
+
+def release_pages(tags: PageTags, ring: Ring, pages: Tensor, *, first_generation: int, step: int) -> None:
+    """Seal pages as free, under new generations. A page that is free already, or named twice, is a violation."""
+    is_free = (tags.states_P[pages] == 0) | _is_repeated(pages)
+    append_lines(ring, is_free, {Word.STEP: step, Word.CHECK: Check.RELEASE, Word.ROW: -1, **found_words(tags, pages)})
+    granted = generations(first_generation, len(pages), pages.device)
+    put_tags(tags, pages, torch.stack((granted, torch.zeros_like(granted), torch.full_like(granted, FREE_INDEX)), 1))
+    tags.states_P.index_fill_(0, pages, 0)
+
+
+def check_pages(
+    tags: PageTags,
+    expectations: Expectations,
+    ring: Ring,
+    table: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    firsts: Tensor | None = None,
+    *,
+    page_size: int,
+    by_token: bool,
+    most_pages: int,
+    step: int,
+    null_page: int = -1,
+    captured: Captured | None = None,
+) -> None:
+    """Before a step: is every page that the batch will read the one that its row was granted?
+
+    ``table`` int32 or int64 [rows, entries] has an entry a page, or (``by_token``) the slot of each token; ``rows`` [B]
+    are rows of it and of the expectations, ``lengths`` [B] tokens, ``firsts`` [B] the first page that is read. No row
+    of the batch has more than ``most_pages``. The engine's ``null_page`` stands where a row was granted nothing. What
+    was read is left in ``captured`` for `check_captured`.
+    """
+    index_1L = torch.arange(most_pages, device=table.device)[None]
+    is_read = index_1L * page_size < lengths[:, None]
+    if firsts is not None:
+        is_read &= index_1L >= firsts[:, None]
+    columns = (index_1L * page_size if by_token else index_1L).clamp(max=table.shape[1] - 1)
+    entries = table[rows.long()[:, None], columns].long()
+    pages = torch.where(is_read, entries // page_size if by_token else entries, 0)
+    rows_BL = rows.long()[:, None].expand_as(pages)
+    indices = index_1L.expand_as(pages)
+    seals = torch.where(is_read, expectations.seals_RL[rows_BL, indices], NEVER)
+    is_read &= (pages != null_page) | (seals != NEVER)
+    if captured is not None:
+        captured.pages_BL[: len(rows), :most_pages] = torch.where(is_read, pages, -1).to(torch.int32)
+        captured.seals_BL[: len(rows), :most_pages] = seals
+    _judge(tags, expectations, ring, rows_BL, indices, pages, seals, is_read, check=Check.BEFORE_STEP, step=step)
+
+
+def check_captured(
+    tags: PageTags,
+    expectations: Expectations,
+    ring: Ring,
+    captured: Captured,
+    rows: Tensor,
+    *,
+    most_pages: int,
+    step: int,
+) -> None:
+    """After a step: are the pages that it read still what they were at its launch?"""
+    pages = captured.pages_BL[: len(rows), :most_pages].long()
+    seals = captured.seals_BL[: len(rows), :most_pages]
+    rows_BL = rows.long()[:, None].expand_as(pages)
+    indices = torch.arange(most_pages, device=pages.device)[None].expand_as(pages)
+    is_read = pages != -1
+    _judge(tags, expectations, ring, rows_BL, indices, pages, seals, is_read, check=Check.AFTER_STEP, step=step)
+
+
+def _judge(
+    tags: PageTags,
+    expectations: Expectations,
+    ring: Ring,
+    rows: Tensor,
+    indices: Tensor,
+    pages: Tensor,
+    seals: Tensor,
+    is_read: Tensor,
+    *,
+    check: Check,
+    step: int,
+) -> None:
+    """Compare seals; a page outside the pool, and one that was never granted, is wrong whatever lies there."""
+    is_inside = (pages >= 0) & (pages < tags.num_pages)
+    safe = torch.where(is_inside, pages, 0)
+    found = tags.seals_P[safe] ^ mark_of(safe)
+    is_bad = is_read & (~is_inside | (found != seals) | (seals == NEVER))
+    details = expectations.details_RL2[rows, indices].reshape(-1, 2)
+    words = found_words(tags, safe.reshape(-1))
+    words[Word.PAGE] = pages.reshape(-1)
+    append_lines(
+        ring,
+        is_bad.reshape(-1),
+        {
+            Word.STEP: step,
+            Word.CHECK: check,
+            Word.ROW: rows.reshape(-1),
+            Word.INDEX: indices.reshape(-1),
+            Word.EXPECTED_SEAL: seals.reshape(-1),
+            Word.EXPECTED_GENERATION: details[:, 0],
+            Word.EXPECTED_OWNER: details[:, 1],
+            Word.SLOT: -1,
+            **words,
+        },
+    )
+
+
+def check_writes(
+    tags: PageTags,
+    expectations: Expectations,
+    ring: Ring,
+    slots: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    *,
+    page_size: int,
+    step: int,
+    null_page: int = -1,
+) -> None:
+    """Does each token go to its own page, at its own place, and does no other row read there?
+
+    ``slots``, ``rows`` and ``positions`` [N] of the tokens that a step stores; below 0 and in ``null_page`` is padding.
+    """
+    is_stored = (slots >= 0) & (slots // page_size != null_page)
+    pages, indices = slots // page_size, positions // page_size
+    is_inside = is_stored & (pages < tags.num_pages)
+    safe = torch.where(is_inside, pages, 0)
+    most = expectations.seals_RL.shape[1]
+    is_place = (indices >= 0) & (indices < most)
+    indices_ = torch.where(is_place, indices, 0)
+    seals = torch.where(is_place, expectations.seals_RL[rows, indices_], NEVER)
+    is_wrong = (tags.seals_P[safe] ^ mark_of(safe) != seals) | (seals == NEVER) | (tags.states_P[safe] == SHARED)
+    is_wrong |= slots % page_size != positions % page_size
+    details = expectations.details_RL2[rows, indices_]
+    words = found_words(tags, safe)
+    words[Word.PAGE] = pages
+    append_lines(
+        ring,
+        is_stored & (~is_inside | is_wrong),
+        {
+            Word.STEP: step,
+            Word.CHECK: Check.WRITE,
+            Word.ROW: rows,
+            Word.INDEX: indices,
+            Word.EXPECTED_SEAL: seals,
+            Word.EXPECTED_GENERATION: details[:, 0],
+            Word.EXPECTED_OWNER: details[:, 1],
+            Word.SLOT: slots,
+            Word.DETAIL: positions,
+            **words,
+        },
+    )

@@ -16,6 +16,7 @@ TAG_BYTES = 32
 GENERATION, OWNER, PLACE = range(3)  # columns of a record; PLACE: logical index | checksum << 32
 FREE_INDEX = 0xFFFF_FFFF  # the logical index of a page that nobody holds
 NEVER = 0  # expected of a logical page that its row was never granted
+MARK = 0x51ED_2705  # what is added to a page before it is mixed into its seal
 
 LINE_WORDS = 16
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quantkit.kv_guard.dispatch import FREE_INDEX, SHARED, Check, Expectations, PageTags, Ring, Word, twins
+from quantkit.kv_guard.dispatch import FREE_INDEX, MARK, SHARED, Check, Expectations, PageTags, Ring, Word, twins
 from quantkit.kv_guard.tracker import Held
 
 INDEX = 0xFFFF_FFFF
@@ -96,7 +96,7 @@ def accept_arrived(
     records = tags.records_P3[pages]
     seals = twins.seal_of(held.generations, held.owners, held.indices)
     found = twins.found_words(tags, pages)
-    came_from = unmix(tags.seals_P[pages] ^ twins.record_seals(records)) - twins.MARK
+    came_from = unmix(tags.seals_P[pages] ^ twins.record_seals(records)) - MARK
     is_whole = (came_from >= 0) & (came_from < _MOST_PAGES)
     is_same = (records[:, 1] == held.owners) & ((records[:, 2] & INDEX) == held.indices)
     has_come = is_whole & is_same & (found[Word.FOUND_SEAL] != seals)

@@ -113,10 +113,13 @@ def read_line(words: Sequence[int], requests: Mapping[int, str], *, num_pages: i
     """``words`` are a line of the ring, int64; ``requests`` the names of the rows when the step was launched."""
     check, row = Check(words[Word.CHECK]), words[Word.ROW]
     evidence = _evidence(words, check, has_row=row >= 0)
+    fault = _AT_A_GLANCE.get(check)
+    if not 0 <= evidence.page < num_pages:
+        fault = Fault.OUTSIDE_POOL
     return Violation(
         step=words[Word.STEP],
         check=check.name.lower(),
-        fault=_AT_A_GLANCE.get(check) or _fault_of(evidence, check, num_pages, page_size),
+        fault=fault or _fault_of(evidence, check, page_size),
         row=row if row >= 0 else None,
         request=requests.get(row),
         evidence=evidence,
@@ -155,10 +158,8 @@ def _evidence(words: Sequence[int], check: Check, *, has_row: bool) -> Evidence:
     )
 
 
-def _fault_of(evidence: Evidence, check: Check, num_pages: int, page_size: int) -> Fault:
+def _fault_of(evidence: Evidence, check: Check, page_size: int) -> Fault:
     """The first that explains it; what the seal says comes before what the record says."""
-    if not 0 <= evidence.page < num_pages:
-        return Fault.OUTSIDE_POOL
     if evidence.expected_seal == 0:
         return Fault.NEVER_GRANTED
     if evidence.found_seal != evidence.expected_seal:

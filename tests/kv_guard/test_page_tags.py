@@ -116,6 +116,19 @@ def test_a_page_outside_the_pool_is_no_address(page):
     assert faults(pool.run(0)) == [(Fault.OUTSIDE_POOL, check, "r0", page) for check in ("before_step", "after_step")]
 
 
+@pytest.mark.parametrize("page", [-1, 16])
+def test_what_an_allocator_names_outside_the_pool_is_no_address(page):
+    pool = Pool()
+    before = pool.tracker.tags.seals_P.clone()
+    pool.begin(0, range(4), [page])
+    pool.tracker.release(numbers(page))
+    assert faults(pool.run(1)) == [
+        (Fault.OUTSIDE_POOL, "grant", "r0", page),
+        (Fault.OUTSIDE_POOL, "release", None, page),
+    ]
+    assert torch.equal(pool.tracker.tags.seals_P, before)
+
+
 def test_a_transfer_that_lands_during_the_step_is_seen_behind_it():
     """In a page that was granted anew, while the transfer to its former holder was on its way."""
     prefill, decode = Pool(), Pool()

@@ -1,4 +1,6 @@
-"""Tags of KV pages in plain torch: what a seal is, and the ops that kernels have too. None of them waits for a GPU.
+"""Tags of KV pages in plain torch: what a seal is, and the ops that kernels have too.
+
+On a GPU `grant_pages` and `release_pages`, for which a guard has kernels, wait for it; nothing else does.
 
 Seal of a record (generation g, owner o, logical index i), in 64-bit integers that wrap, with ``mix`` the finalizer of
 splitmix64, a bijection:
@@ -10,7 +12,8 @@ tags differ in one of generation, owner, index and page: they never pass for eac
 Let them differ in more: for any other three, exactly one of the 2^64 owners passes. An owner is a keyed digest, which
 whoever does not know the key meets with probability 2^-64. Neither depends on how often generations were counted round.
 
-Pages, rows, indices and owners are int64 [N], on one device.
+Pages, rows, indices and owners are int64 [N]. Nothing outside of the arrays is read or written: a page that the pool
+does not have is a violation, as is each of a row that the table does not have; other rows and indices expect nothing.
 """
 
 import torch
@@ -20,6 +23,7 @@ from quantkit_kernels.kv_tag_arrays import (
     FREE_INDEX,
     HELD,
     LINE_WORDS,
+    MARK,
     NEVER,
     SHARED,
     Captured,
@@ -30,7 +34,6 @@ from quantkit_kernels.kv_tag_arrays import (
     Word,
 )
 
-MARK = 0x51ED_2705
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
 _INDEX = 0xFFFF_FFFF
@@ -77,12 +80,19 @@ def append_lines(ring: Ring, is_bad_N: Tensor, words: dict[Word, Tensor | int]) 
     ring.count_1.add_(is_bad_N.sum())
 
 
+def _is_in(numbers: Tensor, count: int) -> Tensor:
+    """Numbers that an array of ``count`` has."""
+    return (numbers >= 0) & (numbers < count)
+
+
 def found_words(tags: PageTags, pages_N: Tensor) -> dict[Word, Tensor | int]:
-    """What lies at pages, for a line."""
-    records = tags.records_P3[pages_N]
+    """What lies at pages, for a line; zeros, which nothing expects, for those that the pool does not have."""
+    is_inside = _is_in(pages_N, tags.num_pages)
+    safe = torch.where(is_inside, pages_N, 0)
+    records = torch.where(is_inside[:, None], tags.records_P3[safe], 0)
     return {
         Word.PAGE: pages_N,
-        Word.FOUND_SEAL: tags.seals_P[pages_N] ^ mark_of(pages_N),
+        Word.FOUND_SEAL: torch.where(is_inside, tags.seals_P[safe] ^ mark_of(safe), 0),
         Word.FOUND_GENERATION: records[:, 0],
         Word.FOUND_OWNER: records[:, 1],
         Word.FOUND_PLACE: records[:, 2],
@@ -99,8 +109,7 @@ def generations(first: int, count: int, device: torch.device) -> Tensor:
     """``count`` numbers from ``first`` on, int64 as bits: beyond 2^63 they are negative, and 2^64 is followed by 1."""
     start = (first + (1 << 63)) % (1 << 64) - (1 << 63)
     numbers = torch.arange(count, dtype=torch.int64, device=device) + start
-    is_behind = (numbers >= 0) & (start < 0)  # counted round: 0 means that nothing was granted
-    return numbers + is_behind.long()
+    return numbers + ((numbers >= 0) & (start < 0)).long()  # counted round: 0 means that nothing was granted
 
 
 def _is_repeated(pages_N: Tensor) -> Tensor:
@@ -124,14 +133,27 @@ def grant_pages(
     first_generation: int,
     step: int,
 ) -> None:
-    """Seal free pages for logical pages of rows, and let the rows expect that. A page that is held is a violation."""
-    is_held = (tags.states_P[pages] != 0) | _is_repeated(pages)
-    held = found_words(tags, pages)
-    append_lines(ring, is_held, {Word.STEP: step, Word.CHECK: Check.GRANT, Word.ROW: rows, Word.INDEX: indices, **held})
+    """Seal free pages for logical pages of rows, and let the rows expect that. A page that is held is a violation.
+
+    Of a page that is named twice the tag of an entry stays that is one: each row that has the page is then named.
+    """
     granted = generations(first_generation, len(pages), pages.device)
-    put_tags(tags, pages, torch.stack((granted, owners, indices), 1))
-    tags.states_P.index_fill_(0, pages, HELD)
-    expect(expectations, rows, indices, granted, owners)
+    words: dict[Word, Tensor | int] = {Word.CHECK: Check.GRANT, Word.STEP: step, Word.ROW: rows, Word.INDEX: indices}
+    inside = _reseal(tags, ring, pages, torch.stack((granted, owners, indices), 1), HELD, words)
+    known = inside[_is_place(expectations, rows, indices)[inside]]
+    expect(expectations, rows[known], indices[known], granted[known], owners[known])
+
+
+def _is_place(expectations: Expectations, rows: Tensor, indices: Tensor) -> Tensor:
+    """Rows and logical pages that expectations have."""
+    return _is_in(rows, len(expectations.seals_RL)) & _is_in(indices, expectations.seals_RL.shape[1])
+
+
+def _expected(expectations: Expectations, rows: Tensor, indices: Tensor) -> Tensor:
+    """Seals; NEVER where there is no such place."""
+    is_place = _is_place(expectations, rows, indices)
+    at = torch.where(is_place, rows, 0), torch.where(is_place, indices, 0)
+    return torch.where(is_place, expectations.seals_RL[at], NEVER)
 
 
 def expect(expectations: Expectations, rows: Tensor, indices: Tensor, granted: Tensor, owners: Tensor) -> None:
@@ -142,11 +164,23 @@ def expect(expectations: Expectations, rows: Tensor, indices: Tensor, granted: T
 
 def release_pages(tags: PageTags, ring: Ring, pages: Tensor, *, first_generation: int, step: int) -> None:
     """Seal pages as free, under new generations. A page that is free already, or named twice, is a violation."""
-    is_free = (tags.states_P[pages] == 0) | _is_repeated(pages)
-    append_lines(ring, is_free, {Word.STEP: step, Word.CHECK: Check.RELEASE, Word.ROW: -1, **found_words(tags, pages)})
     granted = generations(first_generation, len(pages), pages.device)
-    put_tags(tags, pages, torch.stack((granted, torch.zeros_like(granted), torch.full_like(granted, FREE_INDEX)), 1))
-    tags.states_P.index_fill_(0, pages, 0)
+    records = torch.stack((granted, torch.zeros_like(granted), torch.full_like(granted, FREE_INDEX)), 1)
+    _reseal(tags, ring, pages, records, 0, {Word.CHECK: Check.RELEASE, Word.STEP: step, Word.ROW: -1})
+
+
+def _reseal(
+    tags: PageTags, ring: Ring, pages: Tensor, records: Tensor, state: int, words: dict[Word, Tensor | int]
+) -> Tensor:
+    """Give pages a state; one that is in it already is a violation. Which entries name a page of the pool."""
+    inside = _is_in(pages, tags.num_pages).nonzero()[:, 0]
+    known = pages[inside]
+    is_bad = torch.ones_like(pages, dtype=torch.bool)
+    is_bad[inside] = ((tags.states_P[known] != 0) == (state != 0)) | _is_repeated(known)
+    append_lines(ring, is_bad, words | found_words(tags, pages))
+    put_tags(tags, known, records[inside])
+    tags.states_P.index_fill_(0, known, state)
+    return inside
 
 
 def check_pages(
@@ -177,16 +211,16 @@ def check_pages(
     if firsts is not None:
         is_read &= index_1L >= firsts[:, None]
     columns = (index_1L * page_size if by_token else index_1L).clamp(max=table.shape[1] - 1)
-    entries = table[rows.long()[:, None], columns].long()
-    pages = torch.where(is_read, entries // page_size if by_token else entries, 0)
-    rows_BL = rows.long()[:, None].expand_as(pages)
-    indices = index_1L.expand_as(pages)
-    seals = torch.where(is_read, expectations.seals_RL[rows_BL, indices], NEVER)
-    is_read &= (pages != null_page) | (seals != NEVER)
+    rows_B1 = rows.long()[:, None]
+    is_listed = _is_in(rows_B1, len(table))
+    entries = torch.where(is_listed, table[torch.where(is_listed, rows_B1, 0), columns].long(), -1)
+    pages = entries // page_size if by_token else entries
+    seals = torch.where(is_read, _expected(expectations, rows_B1, index_1L), NEVER)
+    is_read &= (pages != null_page) | (seals != NEVER) | ~is_listed
     if captured is not None:
         captured.pages_BL[: len(rows), :most_pages] = torch.where(is_read, pages, -1).to(torch.int32)
         captured.seals_BL[: len(rows), :most_pages] = seals
-    _judge(tags, expectations, ring, rows_BL, indices, pages, seals, is_read, check=Check.BEFORE_STEP, step=step)
+    _judge(tags, expectations, ring, rows_B1, pages, seals, is_read, {Word.STEP: step, Word.CHECK: Check.BEFORE_STEP})
 
 
 def check_captured(
@@ -202,48 +236,42 @@ def check_captured(
     """After a step: are the pages that it read still what they were at its launch?"""
     pages = captured.pages_BL[: len(rows), :most_pages].long()
     seals = captured.seals_BL[: len(rows), :most_pages]
-    rows_BL = rows.long()[:, None].expand_as(pages)
-    indices = torch.arange(most_pages, device=pages.device)[None].expand_as(pages)
-    is_read = pages != -1
-    _judge(tags, expectations, ring, rows_BL, indices, pages, seals, is_read, check=Check.AFTER_STEP, step=step)
+    words: dict[Word, Tensor | int] = {Word.STEP: step, Word.CHECK: Check.AFTER_STEP}
+    _judge(tags, expectations, ring, rows.long()[:, None], pages, seals, pages != -1, words)
 
 
 def _judge(
     tags: PageTags,
     expectations: Expectations,
     ring: Ring,
-    rows: Tensor,
-    indices: Tensor,
-    pages: Tensor,
-    seals: Tensor,
-    is_read: Tensor,
-    *,
-    check: Check,
-    step: int,
+    rows_B1: Tensor,
+    pages_BL: Tensor,
+    seals_BL: Tensor,
+    is_read_BL: Tensor,
+    words: dict[Word, Tensor | int],
 ) -> None:
     """Compare seals; a page outside the pool, and one that was never granted, is wrong whatever lies there."""
-    is_inside = (pages >= 0) & (pages < tags.num_pages)
-    safe = torch.where(is_inside, pages, 0)
-    found = tags.seals_P[safe] ^ mark_of(safe)
-    is_bad = is_read & (~is_inside | (found != seals) | (seals == NEVER))
-    details = expectations.details_RL2[rows, indices].reshape(-1, 2)
-    words = found_words(tags, safe.reshape(-1))
-    words[Word.PAGE] = pages.reshape(-1)
-    append_lines(
-        ring,
-        is_bad.reshape(-1),
-        {
-            Word.STEP: step,
-            Word.CHECK: check,
-            Word.ROW: rows.reshape(-1),
-            Word.INDEX: indices.reshape(-1),
-            Word.EXPECTED_SEAL: seals.reshape(-1),
-            Word.EXPECTED_GENERATION: details[:, 0],
-            Word.EXPECTED_OWNER: details[:, 1],
-            Word.SLOT: -1,
-            **words,
-        },
-    )
+    rows, pages, seals = (one.expand_as(pages_BL).reshape(-1) for one in (rows_B1, pages_BL, seals_BL))
+    indices = torch.arange(pages_BL.shape[1], device=pages.device).repeat(len(pages_BL))
+    found = found_words(tags, pages)
+    is_bad = is_read_BL.reshape(-1) & ((found[Word.FOUND_SEAL] != seals) | (seals == NEVER))
+    expected = expected_words(expectations, rows, indices, seals)
+    append_lines(ring, is_bad, words | expected | found | {Word.SLOT: -1})
+
+
+def expected_words(
+    expectations: Expectations, rows_N: Tensor, indices_N: Tensor, seals_N: Tensor
+) -> dict[Word, Tensor | int]:
+    """Of whom a line speaks, and what that row expects."""
+    is_place = _is_place(expectations, rows_N, indices_N)
+    details = expectations.details_RL2[torch.where(is_place, rows_N, 0), torch.where(is_place, indices_N, 0)]
+    return {
+        Word.ROW: rows_N,
+        Word.INDEX: indices_N,
+        Word.EXPECTED_SEAL: seals_N,
+        Word.EXPECTED_GENERATION: torch.where(is_place, details[:, 0], 0),
+        Word.EXPECTED_OWNER: torch.where(is_place, details[:, 1], 0),
+    }
 
 
 def check_writes(
@@ -262,32 +290,11 @@ def check_writes(
 
     ``slots``, ``rows`` and ``positions`` [N] of the tokens that a step stores; below 0 and in ``null_page`` is padding.
     """
-    is_stored = (slots >= 0) & (slots // page_size != null_page)
     pages, indices = slots // page_size, positions // page_size
-    is_inside = is_stored & (pages < tags.num_pages)
-    safe = torch.where(is_inside, pages, 0)
-    most = expectations.seals_RL.shape[1]
-    is_place = (indices >= 0) & (indices < most)
-    indices_ = torch.where(is_place, indices, 0)
-    seals = torch.where(is_place, expectations.seals_RL[rows, indices_], NEVER)
-    is_wrong = (tags.seals_P[safe] ^ mark_of(safe) != seals) | (seals == NEVER) | (tags.states_P[safe] == SHARED)
-    is_wrong |= slots % page_size != positions % page_size
-    details = expectations.details_RL2[rows, indices_]
-    words = found_words(tags, safe)
-    words[Word.PAGE] = pages
-    append_lines(
-        ring,
-        is_stored & (~is_inside | is_wrong),
-        {
-            Word.STEP: step,
-            Word.CHECK: Check.WRITE,
-            Word.ROW: rows,
-            Word.INDEX: indices,
-            Word.EXPECTED_SEAL: seals,
-            Word.EXPECTED_GENERATION: details[:, 0],
-            Word.EXPECTED_OWNER: details[:, 1],
-            Word.SLOT: slots,
-            Word.DETAIL: positions,
-            **words,
-        },
-    )
+    is_stored = (slots >= 0) & (pages != null_page)
+    seals, found = _expected(expectations, rows, indices), found_words(tags, pages)
+    is_wrong = (found[Word.FOUND_SEAL] != seals) | (seals == NEVER) | (slots % page_size != positions % page_size)
+    is_wrong |= tags.states_P[torch.where(_is_in(pages, tags.num_pages), pages, 0)] == SHARED
+    words = expected_words(expectations, rows, indices, seals) | found
+    words |= {Word.STEP: step, Word.CHECK: Check.WRITE, Word.SLOT: slots, Word.DETAIL: positions}
+    append_lines(ring, is_stored & is_wrong, words)

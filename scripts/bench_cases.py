@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -16,13 +17,15 @@ from bench_goals import (
     expert_goals,
     requantize_goals,
     store_goals,
+    tag_goals,
 )
 from bench_others import decode_experts, decoded_experts, eager_absmax, eager_store, grouped_experts
 from naive_w4a16 import naive_gemm, naive_moe
 from torch import Tensor
 
-from quantkit_kernels import int4_gemm, int4_moe, mla_decode, quantize_kv_mla, repack
+from quantkit_kernels import int4_gemm, int4_moe, kv_tags, mla_decode, quantize_kv_mla, reference, repack
 from quantkit_kernels.gemm import dequantize
+from quantkit_kernels.kv_tag_arrays import new_captured, new_expectations, new_ring, new_tags
 from quantkit_kernels.requantize import Source, quantize
 
 GROUP = 32
@@ -51,6 +54,7 @@ class Sizes:
     contexts: tuple[int, ...] = (8192, 32768)
     sequences: tuple[int, ...] = (1, 8, 32, 64)
     heads: tuple[int, ...] = (8, 16)
+    tagged: tuple[tuple[int, int], ...] = ((64, 8192), (64, 32768))  # requests, tokens of each
     requantized: tuple[int, int] = (8192, 16384)
     least_bytes: float = LEAST_BYTES
 
@@ -62,6 +66,7 @@ class Sizes:
             contexts=(128,),
             sequences=(2,),
             heads=(8,),
+            tagged=((2, 128),),
             requantized=(4, 128),
             least_bytes=1,
         )
@@ -80,6 +85,9 @@ def cases_of(kinds: list[str], tokens: list[int], sizes: Sizes, device: str) -> 
             yield store_case(layout, num_tokens, device)
     if "mla" in kinds:
         yield from mla_cases(sizes, device)
+    if "tags" in kinds:
+        for (num_requests, context), is_token in product(sizes.tagged, (False, True)):
+            yield from tag_cases(num_requests, context, by_token=is_token, device=device)
     if "requantize" in kinds:
         for scales in ("absmax", "search"):
             yield requantize_case(scales, sizes, device)
@@ -200,6 +208,47 @@ def mla_cases(sizes: Sizes, device: str) -> Iterator[Case]:
 
 def _decode_call(q: Tensor, caches: Tensor, pages: Tensor, lengths: Tensor, layout: Any) -> Callable[[int], object]:
     return lambda i: mla_decode(q, caches[i % len(caches)], pages, lengths, softmax_scale=0.06, layout=layout)
+
+
+def tag_cases(num_requests: int, context: int, *, by_token: bool, device: str) -> Iterator[Case]:
+    """The checks before and behind a step. Each call has requests and pages of its own, all of one pool."""
+    page_size, row_pages = 64, context // 64
+    num_rows = SPARE_CALLS * num_requests
+    places = torch.arange(num_rows * row_pages, device=device)
+    pages = torch.randperm(len(places), device=device)
+    tags, expectations = new_tags(len(pages), device), new_expectations(num_rows, row_pages, device)
+    ring = new_ring(1024, device)
+    granted = (pages, places // row_pages, places % row_pages, places)
+    kv_tags.grant_pages(tags, expectations, ring, *granted, first_generation=1, step=0)
+    table = pages.view(num_rows, row_pages)
+    if by_token:
+        table = (table[:, :, None] * page_size + torch.arange(page_size, device=device)).flatten(1)
+    table = table.to(torch.int32)
+    rows = torch.arange(num_rows, device=device).view(SPARE_CALLS, num_requests)
+    lengths = torch.full((num_requests,), context, dtype=torch.int32, device=device)
+    captured = [new_captured(num_requests, row_pages, device) for _ in rows]
+
+    def before(module: Any, i: int) -> None:
+        at, sizes = i % SPARE_CALLS, {"page_size": page_size, "most_pages": row_pages}
+        batch = (table, rows[at], lengths)
+        module.check_pages(tags, expectations, ring, *batch, **sizes, by_token=by_token, step=i, captured=captured[at])
+
+    def behind(module: Any, i: int) -> None:
+        at = i % SPARE_CALLS
+        module.check_captured(tags, expectations, ring, captured[at], rows[at], most_pages=row_pages, step=i)
+
+    for i in range(SPARE_CALLS):
+        before(reference, i)
+    checks = [("by token" if by_token else "by page", before, (32 if by_token else 4) + 8 + 8 + 12)]
+    checks += [] if by_token else [("behind the step", behind, 12 + 8)]
+    for when, check, page_bytes in checks:
+        yield Case(
+            name=f"tags of {num_requests} x {context}, {when}",
+            num_bytes=num_requests * row_pages * page_bytes,
+            call=partial(check, kv_tags),
+            others={"torch": partial(check, reference)},
+            goals=tag_goals(num_requests * row_pages),
+        )
 
 
 def requantize_case(scales: Any, sizes: Sizes, device: str) -> Case:

@@ -61,6 +61,11 @@ def store_goals(num_tokens: int) -> tuple[Goal, ...]:
     return (Goal("us", 3, 3),) if num_tokens <= 64 else ()
 
 
+def tag_goals(num_pages: int) -> tuple[Goal, ...]:
+    """A launch and little more; bytes do not matter yet."""
+    return () if num_pages > 32768 else (Goal("us", 3, 3) if num_pages <= 8192 else Goal("us", 6, 6),)
+
+
 def decode_goals(layout: str, num_seqs: int, context: int) -> tuple[Goal, ...]:
     """FP8 rows never take longer than BF16 rows, which are twice the bytes."""
     if layout == "bf16" or context < 8192:

@@ -3,10 +3,11 @@
 
 Every figure is the median of five replays of a CUDA graph of twenty calls. Products and decode go over weights or rows
 of at least 300 MB in turns, with fresh random routing for each call, so that nothing is read from the cache that a
-server would not find there; what is stored or requantized is the same in each call. Shapes are those of GLM-5.2 and
-Kimi-K2 on eight GPUs. ``--once`` runs every case of small shapes once and times nothing.
+server would not find there; what is stored or requantized is the same in each call, and page tags, of other requests in
+each, stay in the cache. Shapes are those of GLM-5.2 and Kimi-K2 on eight GPUs. ``--once`` runs every case of small
+shapes once and times nothing.
 
-    scripts/bench_kernels.py [--only dense,moe,store,mla,requantize] [--tokens 1,2,4] [--once]
+    scripts/bench_kernels.py [--only dense,moe,store,mla,tags,requantize] [--tokens 1,2,4] [--once]
 """
 
 import argparse
@@ -27,7 +28,7 @@ from quantkit_kernels.launch import IS_INTERPRETED
 
 CALLS, REPLAYS = 20, 5
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 4096)
-KINDS = ("dense", "moe", "store", "mla", "requantize")
+KINDS = ("dense", "moe", "store", "mla", "tags", "requantize")
 
 
 @dataclass(frozen=True)

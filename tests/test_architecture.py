@@ -14,7 +14,7 @@ LAYERS = [
     {"errors", "__init__"},
     {"registry", "tensors", "threads", "machine", "patterns", "module_names", "hidden_states"}
     | {"recipe_files", "recipe_settings", "recipe_data"},
-    {"checkpoint", "numerics", "gate"},
+    {"checkpoint", "numerics", "gate", "kv_guard"},
     {"codecs", "families", "integrity", "statistics", "words"},
     {"layouts", "engines", "importance"},
     {"weights", "recipe"},
@@ -25,7 +25,7 @@ LAYERS = [
     {"calibrated", "kv_scales"},
     {"cli"},
 ]
-RUN_MODELS = {"streaming", "calibrate", "evaluate", "gptq", "calibrated"}
+RUN_MODELS = {"streaming", "calibrate", "evaluate", "gptq", "calibrated", "kv_guard"}
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 MAX_LINES = 300
 LONG_FILES: dict[str, str] = {}  # path to reason

@@ -13,6 +13,7 @@ from quantkit_kernels.fp8_kv import (
 )
 from quantkit_kernels.gemm import int4_gemm
 from quantkit_kernels.gqa import gqa_decode
+from quantkit_kernels.kv_tags import check_captured, check_pages, check_writes, grant_pages, release_pages
 from quantkit_kernels.mla import mla_decode
 from quantkit_kernels.modules import Int4Experts, Int4Linear
 from quantkit_kernels.moe import int4_moe
@@ -23,10 +24,14 @@ from quantkit_kernels.word_order import repack, unrepack
 __all__ = [
     "Int4Experts",
     "Int4Linear",
+    "check_captured",
+    "check_pages",
+    "check_writes",
     "dequantize_index_keys",
     "dequantize_kv",
     "dequantize_kv_mla",
     "gqa_decode",
+    "grant_pages",
     "int4_gemm",
     "int4_moe",
     "mla_decode",
@@ -34,6 +39,7 @@ __all__ = [
     "quantize_index_keys",
     "quantize_kv",
     "quantize_kv_mla",
+    "release_pages",
     "repack",
     "requantize_fp8_to_int4",
     "unrepack",

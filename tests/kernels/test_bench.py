@@ -30,6 +30,7 @@ def test_every_case_runs_once():
         "experts of small, M 5",
         "store dsa656",
         "decode flat576",
+        "tags of 2 x 128, by token",
         "requantize 4 x 128",
     ):
         assert any(line.startswith(kind) and ": ran, " in line for line in lines), (kind, ran.stdout)
@@ -73,7 +74,7 @@ def test_without_a_gpu_cases_run_in_the_interpreter_alone():
         (
             "--only",
             "bogus",
-            "--only takes of |argument --only: takes of dense, moe, store, mla, requantize, not 'bogus'",
+            "--only takes of |argument --only: takes of dense, moe, store, mla, tags, requantize, not 'bogus'",
         ),
     ],
 )
@@ -205,6 +206,8 @@ def test_goals_stand_beside_the_cases_they_are_for():
     assert goals.expert_goals("glm-5.2", 128) == goals.expert_goals("small", 1) == ()
     assert [goal.what for goal in goals.dense_goals(16384, 8192, 16)] == ["% of copies", "x BF16"]
     assert [goal.target for goal in goals.dense_goals(16384, 8192, 64)] == [1.8]
+    assert [goals.tag_goals(number)[0].must for number in (8192, 32768)] == [3, 6]
+    assert goals.tag_goals(65536) == ()
     assert goals.dense_goals(6144, 16384, 1) == goals.store_goals(128) == goals.requantize_goals("search") == ()
     assert [goal.what for goal in goals.decode_goals("flat576", 8, 32768)] == ["TB/s", "x BF16 rows"]
     assert [goal.what for goal in goals.decode_goals("dsa656", 8, 8192)] == ["x BF16 rows"]

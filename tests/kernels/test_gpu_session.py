@@ -65,12 +65,12 @@ def test_a_failure_is_told_and_the_rest_runs(session, tmp_path):
     ran, asked = session(tmp_path / "out", "tests", "bench", broken="test_mla_decode")
     assert ran.returncode == 1
     assert f"tests failed; see {tmp_path / 'out'}" in ran.stderr
-    assert [line.split()[-1] for line in asked[-5:]] == ["moe", "dense", "mla", "store", "requantize"]
+    assert [line.split()[-1] for line in asked[-6:]] == ["moe", "dense", "mla", "store", "tags", "requantize"]
     assert "bench failed" not in ran.stderr
     ran, asked = session(tmp_path / "out", "bench", broken="dense")
     assert ran.returncode == 1
     assert "an error of scripts/bench_kernels.py --only requantize" in ran.stderr
-    assert len(asked) == 5
+    assert len(asked) == 6
 
 
 def test_the_tuner_has_a_budget(session, tmp_path):
@@ -84,7 +84,7 @@ def test_without_a_gpu_nothing_is_run(session, tmp_path):
     assert (ran.returncode, asked) == (1, [])
     assert "torch sees no GPU\nnothing was run; QUANTKIT_WITHOUT_GPU=1 runs the tests" in ran.stderr
     ran, asked = session(tmp_path / "out", "bench", GPU_STATUS="1", QUANTKIT_WITHOUT_GPU="1")
-    assert (ran.returncode, len(asked)) == (0, 5)
+    assert (ran.returncode, len(asked)) == (0, 6)
 
 
 def test_a_tuner_that_found_nothing_is_no_error_of_copying(session, tmp_path):

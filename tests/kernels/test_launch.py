@@ -7,6 +7,7 @@ import torch
 
 import quantkit_kernels
 from quantkit_kernels import launch
+from quantkit_kernels.kv_tag_arrays import new_captured, new_expectations, new_ring, new_tags
 
 
 @pytest.mark.parametrize("order", ["", "x", "xy", "yx"])
@@ -48,6 +49,7 @@ WEIGHT = (torch.zeros((4, 16), dtype=torch.int32), torch.zeros((4, 4), dtype=BF1
 EXPERTS = (torch.zeros((1, 256, 16), dtype=torch.int32), torch.zeros((1, 256, 4), dtype=BF16))
 PAGES = (torch.zeros((1, 1), dtype=torch.int32), torch.ones(1, dtype=torch.int32))
 HEADS, KEYS = torch.zeros((1, 1, 64), dtype=BF16), torch.zeros((1, 1, 1, 64), dtype=BYTES)
+CHECKED = (new_tags(1), new_expectations(1, 1), new_ring(1))
 CALLS = {
     "int4_gemm": lambda op: op(torch.zeros((1, 128), dtype=BF16), *WEIGHT, group_size=32),
     "int4_moe": lambda op: op(
@@ -67,6 +69,11 @@ CALLS = {
         torch.zeros((1, 1, 576), dtype=BF16), ROWS, *PAGES, softmax_scale=1.0, layout="flat576"
     ),
     "gqa_decode": lambda op: op(HEADS, KEYS, KEYS, *PAGES, softmax_scale=1.0),
+    "grant_pages": lambda op: op(*CHECKED, SLOTS, SLOTS, SLOTS, SLOTS, first_generation=1, step=0),
+    "release_pages": lambda op: op(CHECKED[0], CHECKED[2], SLOTS, first_generation=1, step=0),
+    "check_pages": lambda op: op(*CHECKED, PAGES[0], SLOTS, SLOTS, page_size=1, by_token=False, most_pages=1, step=0),
+    "check_captured": lambda op: op(*CHECKED, new_captured(1, 1), SLOTS, most_pages=1, step=0),
+    "check_writes": lambda op: op(*CHECKED, SLOTS, SLOTS, SLOTS, page_size=1, step=0),
     "requantize_fp8_to_int4": lambda op: op(
         torch.zeros((1, 128), dtype=BYTES), torch.ones((1, 1)), group_size=32, scales="absmax", signed=True
     ),

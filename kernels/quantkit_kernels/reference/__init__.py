@@ -13,17 +13,23 @@ from quantkit_kernels.reference.kv_cache import (
     quantize_kv,
     quantize_kv_mla,
 )
+from quantkit_kernels.reference.kv_tags import check_captured, check_pages, check_writes, grant_pages, release_pages
 
 __all__ = [
+    "check_captured",
+    "check_pages",
+    "check_writes",
     "dequantize_index_keys",
     "dequantize_int4",
     "dequantize_kv",
     "dequantize_kv_mla",
     "gqa_decode",
+    "grant_pages",
     "int4_gemm",
     "int4_moe",
     "mla_decode",
     "quantize_index_keys",
     "quantize_kv",
     "quantize_kv_mla",
+    "release_pages",
 ]

@@ -1,0 +1,300 @@
+"""Tags of KV pages in plain torch: what a seal is, and the ops that kernels have too.
+
+On a GPU `grant_pages` and `release_pages`, for which a guard has kernels, wait for it; nothing else does.
+
+Seal of a record (generation g, owner o, logical index i), in 64-bit integers that wrap, with ``mix`` the finalizer of
+splitmix64, a bijection:
+
+    seal(g, o, i) = mix(mix(mix(g) ^ o) + i)            stored at page p: seal ^ mix(p + MARK)
+
+What is expected of a logical page is the seal alone; a page passes where the stored one less its mark is that. Let two
+tags differ in one of generation, owner, index and page: they never pass for each other, since each step is a bijection.
+Let them differ in more: for any other three, exactly one of the 2^64 owners passes. An owner is a keyed digest, which
+whoever does not know the key meets with probability 2^-64. Neither depends on how often generations were counted round.
+
+Pages, rows, indices and owners are int64 [N]. Nothing outside of the arrays is read or written: a page that the pool
+does not have is a violation, as is each of a row that the table does not have; other rows and indices expect nothing.
+"""
+
+import torch
+from torch import Tensor
+
+from quantkit_kernels.kv_tag_arrays import (
+    FREE_INDEX,
+    HELD,
+    LINE_WORDS,
+    MARK,
+    NEVER,
+    SHARED,
+    Captured,
+    Check,
+    Expectations,
+    PageTags,
+    Ring,
+    Word,
+)
+
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
+_INDEX = 0xFFFF_FFFF
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Right, with zeros from the left, as torch has it for unsigned integers alone."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix(x: Tensor) -> Tensor:
+    """Splitmix64's finalizer of int64, as bits."""
+    x = (x ^ _shifted(x, 30)) * _FIRST
+    x = (x ^ _shifted(x, 27)) * _SECOND
+    return x ^ _shifted(x, 31)
+
+
+def seal_of(generation: Tensor, owner: Tensor, index: Tensor) -> Tensor:
+    """Of records, without a page's mark."""
+    return mix(mix(mix(generation) ^ owner) + index)
+
+
+def mark_of(pages: Tensor) -> Tensor:
+    """What makes a seal that of a page."""
+    return mix(pages.long() + MARK)
+
+
+def record_seals(records_N3: Tensor) -> Tensor:
+    """Of whole records; a checksum is no part of it."""
+    return seal_of(records_N3[:, 0], records_N3[:, 1], records_N3[:, 2] & _INDEX)
+
+
+def append_lines(ring: Ring, is_bad_N: Tensor, words: dict[Word, Tensor | int]) -> None:
+    """A line for each entry that is bad, in their order, as long as there is room; all are counted.
+
+    ``words`` are [N] or one number. A line that has no room goes to the ring's last, which nobody reads.
+    """
+    lines = torch.zeros(len(is_bad_N), LINE_WORDS, dtype=torch.int64, device=is_bad_N.device)
+    for word, value in words.items():
+        lines[:, word] = value
+    at = ring.count_1 + is_bad_N.long().cumsum(0) - 1
+    has_room = is_bad_N & (at < ring.num_lines)
+    ring.lines_KW.index_put_((torch.where(has_room, at, ring.num_lines),), lines)
+    ring.count_1.add_(is_bad_N.sum())
+
+
+def _is_in(numbers: Tensor, count: int) -> Tensor:
+    """Numbers that an array of ``count`` has."""
+    return (numbers >= 0) & (numbers < count)
+
+
+def found_words(tags: PageTags, pages_N: Tensor) -> dict[Word, Tensor | int]:
+    """What lies at pages, for a line; zeros, which nothing expects, for those that the pool does not have."""
+    is_inside = _is_in(pages_N, tags.num_pages)
+    safe = torch.where(is_inside, pages_N, 0)
+    records = torch.where(is_inside[:, None], tags.records_P3[safe], 0)
+    return {
+        Word.PAGE: pages_N,
+        Word.FOUND_SEAL: torch.where(is_inside, tags.seals_P[safe] ^ mark_of(safe), 0),
+        Word.FOUND_GENERATION: records[:, 0],
+        Word.FOUND_OWNER: records[:, 1],
+        Word.FOUND_PLACE: records[:, 2],
+    }
+
+
+def put_tags(tags: PageTags, pages_N: Tensor, records_N3: Tensor) -> None:
+    """Write records and their seals."""
+    tags.records_P3.index_put_((pages_N,), records_N3)
+    tags.seals_P.index_put_((pages_N,), record_seals(records_N3) ^ mark_of(pages_N))
+
+
+def generations(first: int, count: int, device: torch.device) -> Tensor:
+    """``count`` numbers from ``first`` on, int64 as bits: beyond 2^63 they are negative, and 2^64 is followed by 1."""
+    start = (first + (1 << 63)) % (1 << 64) - (1 << 63)
+    numbers = torch.arange(count, dtype=torch.int64, device=device) + start
+    return numbers + ((numbers >= 0) & (start < 0)).long()  # counted round: 0 means that nothing was granted
+
+
+def _is_repeated(pages_N: Tensor) -> Tensor:
+    """Entries whose page stands before them in the list."""
+    order = torch.argsort(pages_N, stable=True)
+    ordered = pages_N[order]
+    again = torch.zeros_like(ordered, dtype=torch.bool)
+    again[1:] = ordered[1:] == ordered[:-1]
+    return torch.empty_like(again).index_put_((order,), again)
+
+
+def grant_pages(
+    tags: PageTags,
+    expectations: Expectations,
+    ring: Ring,
+    pages: Tensor,
+    rows: Tensor,
+    indices: Tensor,
+    owners: Tensor,
+    *,
+    first_generation: int,
+    step: int,
+) -> None:
+    """Seal free pages for logical pages of rows, and let the rows expect that. A page that is held is a violation.
+
+    Of a page that is named twice the tag of an entry stays that is one: each row that has the page is then named.
+    """
+    granted = generations(first_generation, len(pages), pages.device)
+    words: dict[Word, Tensor | int] = {Word.CHECK: Check.GRANT, Word.STEP: step, Word.ROW: rows, Word.INDEX: indices}
+    inside = _reseal(tags, ring, pages, torch.stack((granted, owners, indices), 1), HELD, words)
+    known = inside[_is_place(expectations, rows, indices)[inside]]
+    expect(expectations, rows[known], indices[known], granted[known], owners[known])
+
+
+def _is_place(expectations: Expectations, rows: Tensor, indices: Tensor) -> Tensor:
+    """Rows and logical pages that expectations have."""
+    return _is_in(rows, len(expectations.seals_RL)) & _is_in(indices, expectations.seals_RL.shape[1])
+
+
+def _expected(expectations: Expectations, rows: Tensor, indices: Tensor) -> Tensor:
+    """Seals; NEVER where there is no such place."""
+    is_place = _is_place(expectations, rows, indices)
+    at = torch.where(is_place, rows, 0), torch.where(is_place, indices, 0)
+    return torch.where(is_place, expectations.seals_RL[at], NEVER)
+
+
+def expect(expectations: Expectations, rows: Tensor, indices: Tensor, granted: Tensor, owners: Tensor) -> None:
+    """Let logical pages of rows expect pages that were granted as ``granted`` to ``owners``."""
+    expectations.seals_RL.index_put_((rows, indices), seal_of(granted, owners, indices))
+    expectations.details_RL2.index_put_((rows, indices), torch.stack((granted, owners), 1))
+
+
+def release_pages(tags: PageTags, ring: Ring, pages: Tensor, *, first_generation: int, step: int) -> None:
+    """Seal pages as free, under new generations. A page that is free already, or named twice, is a violation."""
+    granted = generations(first_generation, len(pages), pages.device)
+    records = torch.stack((granted, torch.zeros_like(granted), torch.full_like(granted, FREE_INDEX)), 1)
+    _reseal(tags, ring, pages, records, 0, {Word.CHECK: Check.RELEASE, Word.STEP: step, Word.ROW: -1})
+
+
+def _reseal(
+    tags: PageTags, ring: Ring, pages: Tensor, records: Tensor, state: int, words: dict[Word, Tensor | int]
+) -> Tensor:
+    """Give pages a state; one that is in it already is a violation. Which entries name a page of the pool."""
+    inside = _is_in(pages, tags.num_pages).nonzero()[:, 0]
+    known = pages[inside]
+    is_bad = torch.ones_like(pages, dtype=torch.bool)
+    is_bad[inside] = ((tags.states_P[known] != 0) == (state != 0)) | _is_repeated(known)
+    append_lines(ring, is_bad, words | found_words(tags, pages))
+    put_tags(tags, known, records[inside])
+    tags.states_P.index_fill_(0, known, state)
+    return inside
+
+
+def check_pages(
+    tags: PageTags,
+    expectations: Expectations,
+    ring: Ring,
+    table: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    firsts: Tensor | None = None,
+    *,
+    page_size: int,
+    by_token: bool,
+    most_pages: int,
+    step: int,
+    null_page: int = -1,
+    captured: Captured | None = None,
+) -> None:
+    """Before a step: is every page that the batch will read the one that its row was granted?
+
+    ``table`` int32 or int64 [rows, entries] has an entry a page, or (``by_token``) the slot of each token; ``rows`` [B]
+    are rows of it and of the expectations, ``lengths`` [B] tokens, ``firsts`` [B] the first page that is read. No row
+    of the batch has more than ``most_pages``. The engine's ``null_page`` stands where a row was granted nothing. What
+    was read is left in ``captured`` for `check_captured`.
+    """
+    index_1L = torch.arange(most_pages, device=table.device)[None]
+    is_read = index_1L * page_size < lengths[:, None]
+    if firsts is not None:
+        is_read &= index_1L >= firsts[:, None]
+    columns = (index_1L * page_size if by_token else index_1L).clamp(max=table.shape[1] - 1)
+    rows_B1 = rows.long()[:, None]
+    is_listed = _is_in(rows_B1, len(table))
+    entries = torch.where(is_listed, table[torch.where(is_listed, rows_B1, 0), columns].long(), -1)
+    pages = entries // page_size if by_token else entries
+    seals = torch.where(is_read, _expected(expectations, rows_B1, index_1L), NEVER)
+    is_read &= (pages != null_page) | (seals != NEVER) | ~is_listed
+    if captured is not None:
+        captured.pages_BL[: len(rows), :most_pages] = torch.where(is_read, pages, -1).to(torch.int32)
+        captured.seals_BL[: len(rows), :most_pages] = seals
+    _judge(tags, expectations, ring, rows_B1, pages, seals, is_read, {Word.STEP: step, Word.CHECK: Check.BEFORE_STEP})
+
+
+def check_captured(
+    tags: PageTags,
+    expectations: Expectations,
+    ring: Ring,
+    captured: Captured,
+    rows: Tensor,
+    *,
+    most_pages: int,
+    step: int,
+) -> None:
+    """After a step: are the pages that it read still what they were at its launch?"""
+    pages = captured.pages_BL[: len(rows), :most_pages].long()
+    seals = captured.seals_BL[: len(rows), :most_pages]
+    words: dict[Word, Tensor | int] = {Word.STEP: step, Word.CHECK: Check.AFTER_STEP}
+    _judge(tags, expectations, ring, rows.long()[:, None], pages, seals, pages != -1, words)
+
+
+def _judge(
+    tags: PageTags,
+    expectations: Expectations,
+    ring: Ring,
+    rows_B1: Tensor,
+    pages_BL: Tensor,
+    seals_BL: Tensor,
+    is_read_BL: Tensor,
+    words: dict[Word, Tensor | int],
+) -> None:
+    """Compare seals; a page outside the pool, and one that was never granted, is wrong whatever lies there."""
+    rows, pages, seals = (one.expand_as(pages_BL).reshape(-1) for one in (rows_B1, pages_BL, seals_BL))
+    indices = torch.arange(pages_BL.shape[1], device=pages.device).repeat(len(pages_BL))
+    found = found_words(tags, pages)
+    is_bad = is_read_BL.reshape(-1) & ((found[Word.FOUND_SEAL] != seals) | (seals == NEVER))
+    expected = expected_words(expectations, rows, indices, seals)
+    append_lines(ring, is_bad, words | expected | found | {Word.SLOT: -1})
+
+
+def expected_words(
+    expectations: Expectations, rows_N: Tensor, indices_N: Tensor, seals_N: Tensor
+) -> dict[Word, Tensor | int]:
+    """Of whom a line speaks, and what that row expects."""
+    is_place = _is_place(expectations, rows_N, indices_N)
+    details = expectations.details_RL2[torch.where(is_place, rows_N, 0), torch.where(is_place, indices_N, 0)]
+    return {
+        Word.ROW: rows_N,
+        Word.INDEX: indices_N,
+        Word.EXPECTED_SEAL: seals_N,
+        Word.EXPECTED_GENERATION: torch.where(is_place, details[:, 0], 0),
+        Word.EXPECTED_OWNER: torch.where(is_place, details[:, 1], 0),
+    }
+
+
+def check_writes(
+    tags: PageTags,
+    expectations: Expectations,
+    ring: Ring,
+    slots: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    *,
+    page_size: int,
+    step: int,
+    null_page: int = -1,
+) -> None:
+    """Does each token go to its own page, at its own place, and does no other row read there?
+
+    ``slots``, ``rows`` and ``positions`` [N] of the tokens that a step stores; below 0 and in ``null_page`` is padding.
+    """
+    pages, indices = slots // page_size, positions // page_size
+    is_stored = (slots >= 0) & (pages != null_page)
+    seals, found = _expected(expectations, rows, indices), found_words(tags, pages)
+    is_wrong = (found[Word.FOUND_SEAL] != seals) | (seals == NEVER) | (slots % page_size != positions % page_size)
+    is_wrong |= tags.states_P[torch.where(_is_in(pages, tags.num_pages), pages, 0)] == SHARED
+    words = expected_words(expectations, rows, indices, seals) | found
+    words |= {Word.STEP: step, Word.CHECK: Check.WRITE, Word.SLOT: slots, Word.DETAIL: positions}
+    append_lines(ring, is_stored & is_wrong, words)

@@ -1,0 +1,76 @@
+"""Violations as JSON lines: the evidence, and no content of a user's. Read back for `quantkit kv-guard explain`."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import SourceError, first_line
+from quantkit.kv_guard.identity import TAG_VERSION, PoolIdentity
+from quantkit.kv_guard.violations import MEANING, Fault, Violation
+
+FORMAT = "quantkit-kv-incident"
+_FIELDS = {"step", "check", "fault", "request", "row", "index", "page", "expected", "found", "pool", "time"}
+
+
+class IncidentFile:
+    """Lines are added and flushed at once; no path, no file."""
+
+    def __init__(self, path: Path | None, identity: PoolIdentity) -> None:
+        self._path = path
+        self._identity = identity
+
+    def write(self, violations: Sequence[Violation]) -> None:
+        """A line each."""
+        if self._path is None or not violations:
+            return
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        head = {"format": FORMAT, "version": TAG_VERSION, "time": now, "pool": asdict(self._identity)}
+        text = "".join(json.dumps(head | violation.document()) + "\n" for violation in violations)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+
+def read_incidents(path: Path) -> list[dict[str, Any]]:
+    """Raises SourceError, with the number of the line, for what this version did not write."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"cannot be read: {first_line(error)}", remedy="name an incident file", file=path) from error
+    incidents = [_incident(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
+    if not incidents:
+        raise SourceError("holds no incident", remedy="name the file that the guard wrote", file=path)
+    return incidents
+
+
+def explanation(incident: dict[str, Any]) -> str:
+    """One sentence: who, where, what was expected, what was there."""
+    expected, found = incident["expected"], incident["found"]
+    who = f"request {incident['request']}" if incident["request"] is not None else "no request"
+    place = "" if incident["index"] is None else f" logical page {incident['index']},"
+    wanted = "nothing" if expected is None else f"generation {expected['generation']} of owner {expected['owner']}"
+    was = "free" if found["index"] is None else f"logical page {found['index']} of owner {found['owner']}"
+    return (
+        f"step {incident['step']}, {who},{place} page {incident['page']}: {MEANING[Fault(incident['fault'])]}; "
+        f"expected {wanted}, found generation {found['generation']}, {was}"
+    )
+
+
+def _incident(line: str, number: int, path: Path) -> dict[str, Any]:
+    try:
+        incident = json.loads(line)
+    except ValueError as error:
+        raise SourceError(
+            f"line {number} is no JSON: {first_line(error)}", remedy="it was cut or edited; remove that line", file=path
+        ) from error
+    if not isinstance(incident, dict) or incident.get("format") != FORMAT or not incident.keys() >= _FIELDS:
+        raise SourceError(f"line {number} is no incident", remedy="name the file that the guard wrote", file=path)
+    if incident["version"] != TAG_VERSION or incident["fault"] not in set(Fault):
+        raise SourceError(
+            f"line {number} is of version {incident['version']}, this is {TAG_VERSION}",
+            remedy="explain it with the version that wrote it",
+            file=path,
+        )
+    return incident

@@ -1,0 +1,58 @@
+"""What the guard has seen, in Prometheus' text format."""
+
+from collections import Counter
+
+from quantkit.kv_guard.identity import PoolIdentity
+from quantkit.kv_guard.tracker import Verdict
+from quantkit.kv_guard.violations import Fault
+
+_PREFIX = "quantkit_kv_guard"
+
+
+class Metrics:
+    """Counters of one pool, from its first step on."""
+
+    def __init__(self, identity: PoolIdentity) -> None:
+        self._pool = identity.pool
+        self.checks = self.pages = self.lost = self.aborted = 0
+        self.seconds = 0.0
+        self.violations: Counter[Fault] = Counter()
+
+    def count(self, verdict: Verdict, *, num_pages: int, seconds: float) -> None:
+        """Add a step."""
+        self.checks += 1
+        self.pages += num_pages
+        self.seconds += seconds
+        self.lost += verdict.lost
+        self.aborted += len(verdict.aborted)
+        self.violations.update(violation.fault for violation in verdict.violations)
+
+    def text(self) -> str:
+        """One sample a counter; faults that never came are 0, so that an alert has something to look at."""
+        label = f'pool="{_escaped(self._pool)}"'
+        lines = [
+            *_counter("checks_total", "Steps that were checked.", {label: self.checks}),
+            *_counter("pages_total", "Pages that were checked, before and after each step.", {label: self.pages}),
+            *_counter("microseconds_total", "Time of the checks.", {label: round(self.seconds * 1e6)}),
+            *_counter(
+                "violations_total",
+                "Pages that were not what their request was granted.",
+                {f'{label},fault="{fault}"': self.violations[fault] for fault in Fault},
+            ),
+            *_counter("violations_lost_total", "Violations for which a step's ring had no room.", {label: self.lost}),
+            *_counter("aborted_requests_total", "Requests that were ended.", {label: self.aborted}),
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def _counter(name: str, help_text: str, samples: dict[str, int]) -> list[str]:
+    full = f"{_PREFIX}_{name}"
+    return [
+        f"# HELP {full} {help_text}",
+        f"# TYPE {full} counter",
+        *(f"{full}{{{labels}}} {value}" for labels, value in samples.items()),
+    ]
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

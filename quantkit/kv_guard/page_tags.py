@@ -1,0 +1,240 @@
+"""The tracker that tags pages: arrays beside a pool, and what each event does to them."""
+
+import secrets
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from quantkit.kv_guard import page_events
+from quantkit.kv_guard.dispatch import (
+    Captured,
+    new_captured,
+    new_expectations,
+    new_ring,
+    new_tags,
+    ops_for,
+    twins,
+)
+from quantkit.kv_guard.identity import Chains
+from quantkit.kv_guard.incidents import IncidentFile
+from quantkit.kv_guard.metrics import Metrics
+from quantkit.kv_guard.page_events import Line
+from quantkit.kv_guard.settings import GuardSettings
+from quantkit.kv_guard.snapshots import Snapshot, Stopwatch, copy_ring
+from quantkit.kv_guard.tracker import Held, KvGuardError, Mode, Step, Verdict, aborted_requests
+from quantkit.kv_guard.violations import Violation, read_line
+
+
+class PageTagTracker:
+    """Tags of one pool. Not for two threads at once; its operations belong on the stream that runs the model."""
+
+    is_on = True
+
+    def __init__(self, settings: GuardSettings, device: torch.device | str = "cpu") -> None:
+        settings.check()
+        size = settings.size
+        self.settings = settings
+        self.chains = Chains(settings.identity.key())
+        self.metrics = Metrics(settings.identity)
+        self.tags = new_tags(size.num_pages, device)
+        self.expectations = new_expectations(size.num_rows, size.most_pages, device)
+        self._ops = ops_for(self.tags.seals_P.device)
+        self._ring = new_ring(settings.ring_lines, device)
+        self._captured: Captured = new_captured(size.num_rows, size.most_pages, device)
+        self._incidents = IncidentFile(settings.incidents, settings.identity)
+        first = settings.first_generation
+        self._generation = (secrets.randbits(64) or 1) if first is None else first
+        self._names: dict[int, str] = {}
+        self._step = 0
+        self._launched: Step | None = None
+        self._num_checked = 0
+        self._stopwatch = Stopwatch(self.tags.seals_P)
+        self._snapshots: deque[Snapshot] = deque()
+        self.clear()
+
+    def open(self, row: int, request: str) -> None:
+        self._names[row] = request
+        self.expectations.seals_RL[row].zero_()
+
+    def close(self, row: int) -> None:
+        self._names.pop(row, None)
+        self.expectations.seals_RL[row].zero_()
+
+    def grant(self, pages: Tensor, rows: Tensor, indices: Tensor, owners: Tensor) -> None:
+        self._ops.grant_pages(
+            self.tags,
+            self.expectations,
+            self._ring,
+            pages,
+            rows,
+            indices,
+            owners,
+            first_generation=self._next_generations(len(pages)),
+            step=self._step,
+        )
+
+    def release(self, pages: Tensor) -> None:
+        self._ops.release_pages(
+            self.tags, self._ring, pages, first_generation=self._next_generations(len(pages)), step=self._step
+        )
+
+    def cache(self, pages: Tensor, rows: Tensor, indices: Tensor) -> Held:
+        held = page_events.held_by(self.expectations, rows, indices)
+        page_events.check_holder(self.tags, self._ring, pages, held, Line(rows=rows, step=self._step))
+        page_events.share_pages(self.tags, pages)
+        return held
+
+    def share(self, rows: Tensor, indices: Tensor, held: Held) -> None:
+        twins.expect(self.expectations, rows, indices, held.generations, held.owners)
+
+    def move(self, sources: Tensor, targets: Tensor, rows: Tensor, indices: Tensor) -> None:
+        held = page_events.held_by(self.expectations, rows, indices)
+        page_events.check_holder(self.tags, self._ring, sources, held, Line(rows=rows, step=self._step))
+        self.grant(targets, rows, indices, held.owners)
+        self.release(sources)
+
+    def fork(self, row: int, to_row: int, num_pages: int) -> None:
+        for array in (self.expectations.seals_RL, self.expectations.details_RL2):
+            array[to_row, :num_pages] = array[row, :num_pages]
+
+    def truncate(self, rows: Tensor, num_pages: Tensor) -> None:
+        index_1L = torch.arange(self.settings.size.most_pages, device=rows.device)[None]
+        kept = self.expectations.seals_RL[rows]
+        self.expectations.seals_RL.index_put_((rows,), torch.where(index_1L < num_pages[:, None], kept, 0))
+
+    def clear(self) -> None:
+        self.expectations.seals_RL.zero_()
+        page_events.free_all(self.tags, self._next_generations(self.tags.num_pages))
+
+    def send(self, pages: Tensor, held: Held, checksums: Tensor | None = None) -> Tensor:
+        page_events.check_holder(self.tags, self._ring, pages, held, Line(rows=-1, step=self._step))
+        return page_events.wire_tags(self.tags, pages, checksums)
+
+    def land(self, pages: Tensor, tags: Tensor) -> None:
+        page_events.land_tags(self.tags, pages, tags)
+
+    def arrive(self, pages: Tensor, rows: Tensor, indices: Tensor, checksums: Tensor | None = None) -> None:
+        held = page_events.held_by(self.expectations, rows, indices)
+        line = Line(rows=rows, step=self._step)
+        page_events.accept_arrived(self.tags, self._ring, pages, held, checksums, line)
+
+    def store(self, pages: Tensor, tags: Tensor, checksums: Tensor | None = None) -> Held:
+        held = Held(
+            generations=twins.generations(self._next_generations(len(pages)), len(pages), pages.device),
+            owners=tags[:, 2].clone(),
+            indices=tags[:, 3] & page_events.INDEX,
+        )
+        line = Line(rows=-1, step=self._step)
+        page_events.grant_unbound(self.tags, self._ring, pages, line)
+        page_events.accept_arrived(self.tags, self._ring, pages, held, checksums, line)
+        return held
+
+    def before_step(self, step: Step) -> int:
+        if step.most_pages > self.settings.size.most_pages or len(step.rows) > self.settings.size.num_rows:
+            raise KvGuardError(
+                f"a batch of {len(step.rows)} rows and {step.most_pages} pages, {self.settings.size} was said",
+                remedy="attach the guard with the sizes of this pool",
+            )
+        number = self._step
+        with self._stopwatch:
+            self._ops.check_pages(
+                self.tags,
+                self.expectations,
+                self._ring,
+                step.table,
+                step.rows,
+                step.lengths,
+                step.firsts,
+                page_size=self.settings.size.page_size,
+                by_token=step.by_token,
+                most_pages=step.most_pages,
+                step=number,
+                null_page=self.settings.size.null_page,
+                captured=self._captured,
+            )
+        self._launched = step
+        self._num_checked += len(step.rows) * step.most_pages
+        return number
+
+    def check_writes(self, slots: Tensor, rows: Tensor, positions: Tensor) -> None:
+        with self._stopwatch:
+            self._ops.check_writes(
+                self.tags,
+                self.expectations,
+                self._ring,
+                slots,
+                rows,
+                positions,
+                page_size=self.settings.size.page_size,
+                step=self._step,
+                null_page=self.settings.size.null_page,
+            )
+
+    def after_step(self) -> None:
+        step = self._launched
+        assert step is not None, "before_step was not called"
+        with self._stopwatch:
+            self._ops.check_captured(
+                self.tags,
+                self.expectations,
+                self._ring,
+                self._captured,
+                step.rows,
+                most_pages=step.most_pages,
+                step=self._step,
+            )
+        self._num_checked += len(step.rows) * step.most_pages
+        count, lines, ready = copy_ring(self._ring)
+        self._snapshots.append(
+            Snapshot(
+                step=self._step,
+                num_checked=self._num_checked,
+                names=dict(self._names),
+                count=count,
+                lines=lines,
+                ready=ready,
+                timing=self._stopwatch.take(),
+            )
+        )
+        self._launched, self._num_checked = None, 0
+        self._step += 1
+
+    def verdict(self, step: int) -> Verdict:
+        while self._snapshots and self._snapshots[0].step < step:
+            self._read(self._snapshots.popleft())  # a result that the engine threw away
+        if not self._snapshots or self._snapshots[0].step != step:
+            raise KvGuardError(f"step {step} was not checked, or its verdict was read", remedy="call after_step first")
+        return self._read(self._snapshots.popleft())
+
+    def _read(self, snapshot: Snapshot) -> Verdict:
+        snapshot.wait()
+        count = int(snapshot.count[0])
+        kept = snapshot.lines[: min(count, self._ring.num_lines)].tolist()
+        violations = tuple(self._violation(line, snapshot.names) for line in kept)
+        verdict = Verdict(
+            step=snapshot.step,
+            violations=violations,
+            lost=count - len(violations),
+            aborted=aborted_requests(violations, self.settings.mode),
+        )
+        self.metrics.count(verdict, num_pages=snapshot.num_checked, seconds=snapshot.timing.seconds)
+        self._incidents.write(violations)
+        if count and self.settings.mode is Mode.HALT:
+            raise KvGuardError(
+                f"step {snapshot.step}: {count} violations, the first: {violations[0].text}",
+                remedy="read the incident file with `quantkit kv-guard explain`",
+            )
+        return verdict
+
+    def _violation(self, line: list[int], names: dict[int, str]) -> Violation:
+        size = self.settings.size
+        return read_line(line, names, num_pages=size.num_pages, page_size=size.page_size)
+
+    def _next_generations(self, count: int) -> int:
+        """The first of ``count`` numbers that nothing was granted under, of 2^64; 0 is left out."""
+        first = self._generation
+        self._generation = first + count
+        if self._generation >= 1 << 64:
+            self._generation -= (1 << 64) - 1
+        return first

@@ -1,0 +1,39 @@
+"""What a guard is told when it is attached to a pool."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantkit.kv_guard.identity import PoolIdentity
+from quantkit.kv_guard.tracker import KvGuardError, Mode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSize:
+    """Of a pool and of the batches that read it. ``null_page``: the page that an engine names for none, else -1."""
+
+    num_pages: int
+    page_size: int
+    num_rows: int
+    most_pages: int  # of one row
+    null_page: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardSettings:
+    """``ring_lines``: violations of one step that are kept whole; more are counted."""
+
+    identity: PoolIdentity
+    size: PoolSize
+    mode: Mode = Mode.LOG
+    ring_lines: int = 256
+    incidents: Path | None = None
+    first_generation: int | None = None  # None: a random one, so that two runs of one pool share none
+
+    def check(self) -> None:
+        """Raise KvGuardError for sizes that no pool has."""
+        size = self.size
+        for name in ("num_pages", "page_size", "num_rows", "most_pages"):
+            if getattr(size, name) < 1:
+                raise KvGuardError(f"a pool with {name} {getattr(size, name)}", remedy="attach when the pool exists")
+        if self.ring_lines < 1:
+            raise KvGuardError(f"a ring of {self.ring_lines} lines", remedy="give it one at least")

@@ -1,0 +1,150 @@
+"""What an engine calls: a tracker that does nothing, and the one that tags pages (`page_tags.py`).
+
+An engine asks for ``is_on`` once, where it would gather what a call needs; the tracker that does nothing is never asked
+for more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from quantkit.errors import QuantkitError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quantkit.kv_guard.violations import Violation
+
+
+class Mode(StrEnum):
+    """What follows a violation."""
+
+    OFF = "off"
+    LOG = "log"
+    ABORT = "abort"
+    HALT = "halt"
+
+
+class KvGuardError(QuantkitError):
+    """A KV page was not what its request was granted, and the guard was told to halt; or the guard cannot guard."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What was granted, as a cache of prefixes keeps it beside its pages; int64 [N] on the pool's device."""
+
+    generations: "Tensor"
+    owners: "Tensor"
+    indices: "Tensor"
+
+    def __getitem__(self, part: slice) -> "Held":
+        """As a node of a radix tree is split."""
+        return Held(generations=self.generations[part], owners=self.owners[part], indices=self.indices[part])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A batch that is about to run; tensors on the pool's device.
+
+    ``table`` [rows, entries] int32 or int64 names a page an entry or, with ``by_token``, the slot of each token.
+    ``rows`` and ``lengths`` [B] are its rows and their tokens; ``firsts`` [B] the first page of a window, None for 0.
+    ``most_pages`` is the longest of them in pages, known without asking the device.
+    """
+
+    table: "Tensor"
+    rows: "Tensor"
+    lengths: "Tensor"
+    most_pages: int
+    firsts: "Tensor | None" = None
+    by_token: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Of one step: ``lost`` violations had no room in the ring; ``aborted`` are the requests to end, by name."""
+
+    step: int
+    violations: tuple["Violation", ...] = ()
+    lost: int = 0
+    aborted: tuple[str, ...] = ()
+
+
+class Tracker(Protocol):
+    """Pages, rows, indices and owners are int64 [N] tensors on the pool's device; nothing waits for it.
+
+    Each operation is one event in a page's life, told when it happens and in the order of the stream that runs the
+    model. ``owners`` are `identity.owner_of` of the chains before the pages.
+    """
+
+    is_on: bool
+
+    def open(self, row: int, request: str) -> None:
+        """A request begins in a row, which expects nothing yet."""
+
+    def close(self, row: int) -> None:
+        """The request of a row has ended; its pages are released on their own."""
+
+    def grant(self, pages: "Tensor", rows: "Tensor", indices: "Tensor", owners: "Tensor") -> None:
+        """The allocator hands out free pages."""
+
+    def release(self, pages: "Tensor") -> None:
+        """Pages go back to the free list: really, not when their release is decided or put off."""
+
+    def cache(self, pages: "Tensor", rows: "Tensor", indices: "Tensor") -> Held:
+        """A row's pages become readable by others, and are written no more. Keep what is returned with the node."""
+
+    def share(self, rows: "Tensor", indices: "Tensor", held: Held) -> None:
+        """A row begins with cached pages: it expects what the node kept, whatever lies there by now."""
+
+    def move(self, sources: "Tensor", targets: "Tensor", rows: "Tensor", indices: "Tensor") -> None:
+        """The content of pages was copied to free ones, and the sources are given up."""
+
+    def fork(self, row: int, to_row: int, num_pages: int) -> None:
+        """Another row reads the first pages of a row."""
+
+    def truncate(self, rows: "Tensor", num_pages: "Tensor") -> None:
+        """Rows keep their first ``num_pages`` [N]: speculated tokens were refused, or a request was retracted."""
+
+    def clear(self) -> None:
+        """Every page is free and every row empty, as after a flush of the cache."""
+
+    def send(self, pages: "Tensor", held: Held, checksums: "Tensor | None" = None) -> "Tensor":
+        """Tags that travel beside pages, int64 [N, 4]; who sends names what it holds, and what the content sums to."""
+
+    def land(self, pages: "Tensor", tags: "Tensor") -> None:
+        """What a transfer does that brings tags along with the pages: it overwrites those that lie there."""
+
+    def arrive(self, pages: "Tensor", rows: "Tensor", indices: "Tensor", checksums: "Tensor | None" = None) -> None:
+        """A transfer to a row's pages is said to be complete: what landed must be what the row expects."""
+
+    def store(self, pages: "Tensor", tags: "Tensor", checksums: "Tensor | None" = None) -> Held:
+        """Tags that landed in free pages stay there for no row, as in the host's memory: a node keeps what it is."""
+
+    def before_step(self, step: Step) -> int:
+        """Check all pages that a batch will read; returns the number of the step."""
+
+    def check_writes(self, slots: "Tensor", rows: "Tensor", positions: "Tensor") -> None:
+        """Check where a batch will store its tokens; slots below 0 are padding."""
+
+    def after_step(self) -> None:
+        """Check the same pages as they were at the launch of the oldest step that was not checked behind it yet."""
+
+    def verdict(self, step: int) -> Verdict:
+        """Of a step whose result is at hand, before its tokens are released."""
+
+
+class NullTracker:
+    """The default: every call of an engine's is behind ``is_on``."""
+
+    is_on = False
+    __slots__ = ()
+
+
+def aborted_requests(violations: Sequence["Violation"], mode: Mode) -> tuple[str, ...]:
+    """Each once, in the order of their lines."""
+    if mode is not Mode.ABORT:
+        return ()
+    return tuple(dict.fromkeys(one.request for one in violations if one.request is not None))

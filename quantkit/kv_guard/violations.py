@@ -1,0 +1,189 @@
+"""What a line of the ring says: which check failed, for whom, what was expected there and what was found."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from quantkit.kv_guard.dispatch import Check, Word
+from quantkit.kv_guard.seals import FREE_INDEX, INDEX, mark_of, page_of_mark, seal_of
+
+_MOST_PAGES = 1 << 31
+
+
+class Fault(StrEnum):
+    """What is wrong with a page, in the words of metrics and incidents."""
+
+    NEVER_GRANTED = "never_granted"
+    OUTSIDE_POOL = "outside_pool"
+    FREED = "freed"
+    GRANTED_ANEW = "granted_anew"
+    OTHER_OWNER = "other_owner"
+    MISPLACED = "misplaced"
+    OTHER_PAGE = "other_page"
+    TORN = "torn"
+    GRANTED_TWICE = "granted_twice"
+    FREED_TWICE = "freed_twice"
+    WRITE_TO_SHARED = "write_to_shared"
+    WRITE_OUT_OF_PLACE = "write_out_of_place"
+    NOT_ARRIVED = "not_arrived"
+    CONTENT = "content"
+
+
+MEANING: Mapping[Fault, str] = {
+    Fault.NEVER_GRANTED: "the row was never granted a page for this place",
+    Fault.OUTSIDE_POOL: "the page table names a page that the pool does not have",
+    Fault.FREED: "the page was released while the row still had it",
+    Fault.GRANTED_ANEW: "the page was released and granted again for the same prefix: its content may be half written",
+    Fault.OTHER_OWNER: "the page is another prefix's: it was released and granted again, or the row is not its own",
+    Fault.MISPLACED: "the page is the row's own and stands at another place",
+    Fault.OTHER_PAGE: "the tag is that of another page: a copy, a move or a transfer brought it here",
+    Fault.TORN: "the tag agrees with no page: it was overwritten in part",
+    Fault.GRANTED_TWICE: "the page was granted while it was held: it stood in the free list twice",
+    Fault.FREED_TWICE: "the page was released while it was free",
+    Fault.WRITE_TO_SHARED: "a token would be stored in a page that others read",
+    Fault.WRITE_OUT_OF_PLACE: "a token would be stored at another offset than that of its position",
+    Fault.NOT_ARRIVED: "the transfer was said to be complete and has not reached the page",
+    Fault.CONTENT: "the content has another checksum than it left with",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tag:
+    """Of a page, as unsigned numbers; ``index`` is None for a free one."""
+
+    generation: int
+    owner: int
+    index: int | None
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a check compared: ``index`` is that of the row's logical page, None where no row was at hand.
+
+    ``expected`` is None where nothing was, or where the row's details were rewritten since the step was launched.
+    """
+
+    page: int
+    index: int | None
+    expected_seal: int
+    expected: Tag | None
+    found_seal: int
+    found: Tag
+    slot: int | None = None
+    position: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """One failed check; ``row`` and ``request`` are None where a page is at fault and no row was at hand."""
+
+    step: int
+    check: str
+    fault: Fault
+    row: int | None
+    request: str | None
+    evidence: Evidence
+
+    @property
+    def text(self) -> str:
+        """One line, for an error or a log."""
+        who = "no request" if self.request is None else f"request {self.request}"
+        return f"{who}, physical page {self.evidence.page}: {MEANING[self.fault]}"
+
+    def document(self) -> dict[str, object]:
+        """For an incident file: seals, generations and owners in hexadecimal. It holds no token."""
+        evidence = asdict(self.evidence)
+        for name in ("expected_seal", "found_seal"):
+            evidence[name] = f"{evidence[name]:016x}"
+        for name in ("expected", "found"):
+            if evidence[name] is not None:
+                evidence[name] |= {key: f"{evidence[name][key]:016x}" for key in ("generation", "owner")}
+        return {
+            "step": self.step,
+            "check": self.check,
+            "fault": str(self.fault),
+            "request": self.request,
+            "row": self.row,
+            **evidence,
+        }
+
+
+def read_line(words: Sequence[int], requests: Mapping[int, str], *, num_pages: int, page_size: int) -> Violation:
+    """``words`` are a line of the ring, int64; ``requests`` the names of the rows when the step was launched."""
+    check, row = Check(words[Word.CHECK]), words[Word.ROW]
+    evidence = _evidence(words, check, has_row=row >= 0)
+    fault = _AT_A_GLANCE.get(check)
+    if not 0 <= evidence.page < num_pages:
+        fault = Fault.OUTSIDE_POOL
+    return Violation(
+        step=words[Word.STEP],
+        check=check.name.lower(),
+        fault=fault or _fault_of(evidence, check, page_size),
+        row=row if row >= 0 else None,
+        request=requests.get(row),
+        evidence=evidence,
+    )
+
+
+_AT_A_GLANCE = {
+    Check.GRANT: Fault.GRANTED_TWICE,
+    Check.RELEASE: Fault.FREED_TWICE,
+    Check.CONTENT: Fault.CONTENT,
+}
+
+
+def _evidence(words: Sequence[int], check: Check, *, has_row: bool) -> Evidence:
+    unsigned = [word & (1 << 64) - 1 for word in words]
+    place, index = unsigned[Word.FOUND_PLACE], words[Word.INDEX] if has_row else None
+    expected = Tag(
+        generation=unsigned[Word.EXPECTED_GENERATION], owner=unsigned[Word.EXPECTED_OWNER], index=index, checksum=0
+    )
+    seal = unsigned[Word.EXPECTED_SEAL]
+    is_known = index is not None and seal == seal_of(expected.generation, expected.owner, index)
+    return Evidence(
+        page=words[Word.PAGE],
+        index=index,
+        expected_seal=seal,
+        expected=expected if is_known else None,
+        found_seal=unsigned[Word.FOUND_SEAL],
+        found=Tag(
+            generation=unsigned[Word.FOUND_GENERATION],
+            owner=unsigned[Word.FOUND_OWNER],
+            index=None if place & INDEX == FREE_INDEX else place & INDEX,
+            checksum=place >> 32,
+        ),
+        slot=words[Word.SLOT] if check is Check.WRITE else None,
+        position=words[Word.DETAIL] if check is Check.WRITE else None,
+    )
+
+
+def _fault_of(evidence: Evidence, check: Check, page_size: int) -> Fault:
+    """The first that explains it; what the seal says comes before what the record says."""
+    if evidence.expected_seal == 0:
+        return Fault.NEVER_GRANTED
+    if evidence.found_seal != evidence.expected_seal:
+        return _difference(evidence, has_travelled=check is Check.ARRIVAL)
+    if check is Check.ARRIVAL:
+        return Fault.NOT_ARRIVED
+    if check is Check.HOLDER:
+        return Fault.FREED
+    assert evidence.slot is not None, evidence
+    is_out = evidence.slot % page_size != (evidence.position or 0) % page_size
+    return Fault.WRITE_OUT_OF_PLACE if is_out else Fault.WRITE_TO_SHARED
+
+
+def _difference(evidence: Evidence, *, has_travelled: bool) -> Fault:
+    """Of a page from what was expected there; a tag that travelled is marked with a page of another pool."""
+    found, expected = evidence.found, evidence.expected
+    index = FREE_INDEX if found.index is None else found.index
+    mark = evidence.found_seal ^ seal_of(found.generation, found.owner, index)
+    if mark and page_of_mark(mark ^ mark_of(evidence.page)) >= _MOST_PAGES:
+        return Fault.TORN
+    if mark and not has_travelled:
+        return Fault.OTHER_PAGE
+    if found.index is None:
+        return Fault.FREED
+    if expected is None or found.owner != expected.owner:
+        return Fault.OTHER_OWNER
+    return Fault.MISPLACED if found.index != expected.index else Fault.GRANTED_ANEW

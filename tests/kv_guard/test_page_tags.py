@@ -1,0 +1,262 @@
+"""A pool's life, event by event: what is allowed passes, and each fault is named with its request, page and step."""
+
+import pytest
+import torch
+
+from quantkit.kv_guard.identity import Chains, PoolIdentity, owner_of
+from quantkit.kv_guard.page_tags import PageTagTracker
+from quantkit.kv_guard.settings import GuardSettings, PoolSize
+from quantkit.kv_guard.tracker import KvGuardError, Mode, Step
+from quantkit.kv_guard.violations import Fault
+
+IDENTITY = PoolIdentity(model="tiny", layout="mla-656, pages of 4")
+PAGE_SIZE = 4
+
+
+def numbers(*values):
+    return torch.tensor(values, dtype=torch.int64)
+
+
+class Pool:
+    """A tracker with a page table that tests fill by hand."""
+
+    def __init__(self, *, mode=Mode.ABORT, num_pages=16, **settings):
+        size = PoolSize(num_pages=num_pages, page_size=PAGE_SIZE, num_rows=4, most_pages=4)
+        self.tracker = PageTagTracker(GuardSettings(identity=IDENTITY, size=size, mode=mode, **settings))
+        self.table = torch.zeros(4, 4, dtype=torch.int32)
+        self.lengths = [0] * 4
+
+    def owners(self, tokens, request):
+        return numbers(*[owner_of(chain) for chain in self.tracker.chains.of_prompt(tokens, PAGE_SIZE, request)])
+
+    def begin(self, row, tokens, pages, *, request=None):
+        """A request whose whole prompt is new."""
+        self.tracker.open(row, request or f"r{row}")
+        indices = torch.arange(len(pages))
+        self.tracker.grant(
+            numbers(*pages), torch.full_like(indices, row), indices, self.owners(tokens, request or f"r{row}")
+        )
+        self.table[row, : len(pages)] = torch.tensor(pages)
+        self.lengths[row] = len(tokens)
+
+    def launch(self, *rows):
+        step = Step(
+            table=self.table,
+            rows=numbers(*rows),
+            lengths=numbers(*[self.lengths[row] for row in rows]),
+            most_pages=max(-(-self.lengths[row] // PAGE_SIZE) for row in rows),
+        )
+        return self.tracker.before_step(step)
+
+    def run(self, *rows):
+        step = self.launch(*rows)
+        self.tracker.after_step()
+        return self.tracker.verdict(step)
+
+
+def faults(verdict):
+    return [(one.fault, one.check, one.request, one.evidence.page) for one in verdict.violations]
+
+
+def test_what_a_row_was_granted_passes():
+    pool = Pool()
+    pool.begin(0, range(10), [3, 4, 5])
+    pool.begin(1, range(50, 54), [6])
+    verdict = pool.run(0, 1)
+    assert (verdict.violations, verdict.lost, verdict.aborted) == ((), 0, ())
+    assert pool.tracker.metrics.pages == 12
+
+
+def test_a_page_that_was_released_is_named_before_the_step_with_its_request():
+    pool = Pool()
+    pool.begin(0, range(10), [3, 4, 5])
+    pool.begin(1, range(50, 54), [6])
+    pool.tracker.release(numbers(4))
+    verdict = pool.run(0, 1)
+    assert faults(verdict) == [(Fault.FREED, "before_step", "r0", 4), (Fault.FREED, "after_step", "r0", 4)]
+    assert verdict.aborted == ("r0",)
+
+
+def test_a_page_that_was_granted_again_for_the_same_prefix_is_stale():
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    pool.tracker.release(numbers(3))
+    pool.begin(1, range(4), [3])
+    assert [one[0] for one in faults(pool.run(0))] == [Fault.GRANTED_ANEW] * 2
+    assert pool.run(1).violations == ()
+
+
+def test_a_row_at_another_requests_intact_page():
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    pool.begin(1, range(10, 14), [4])
+    pool.table[0, 0] = 4
+    assert faults(pool.run(0, 1))[0] == (Fault.OTHER_OWNER, "before_step", "r0", 4)
+
+
+def test_a_row_that_is_shifted_by_a_page():
+    pool = Pool()
+    pool.begin(0, range(8), [3, 4])
+    pool.table[0, :2] = torch.tensor([4, 3])
+    assert [one[:2] for one in faults(pool.run(0))][:2] == [(Fault.OTHER_OWNER, "before_step")] * 2
+
+
+def test_a_page_that_the_row_was_never_granted():
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    pool.lengths[0] = 8
+    assert faults(pool.run(0))[0] == (Fault.NEVER_GRANTED, "before_step", "r0", 0)
+
+
+@pytest.mark.parametrize("page", [-3, 16, 2**31 - 1])
+def test_a_page_outside_the_pool_is_no_address(page):
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    pool.table[0, 0] = page
+    assert faults(pool.run(0)) == [(Fault.OUTSIDE_POOL, check, "r0", page) for check in ("before_step", "after_step")]
+
+
+@pytest.mark.parametrize("page", [-1, 16])
+def test_what_an_allocator_names_outside_the_pool_is_no_address(page):
+    pool = Pool()
+    before = pool.tracker.tags.seals_P.clone()
+    pool.begin(0, range(4), [page])
+    pool.tracker.release(numbers(page))
+    assert faults(pool.run(1)) == [
+        (Fault.OUTSIDE_POOL, "grant", "r0", page),
+        (Fault.OUTSIDE_POOL, "release", None, page),
+    ]
+    assert torch.equal(pool.tracker.tags.seals_P, before)
+
+
+def test_a_transfer_that_lands_during_the_step_is_seen_behind_it():
+    """In a page that was granted anew, while the transfer to its former holder was on its way."""
+    prefill, decode = Pool(), Pool()
+    prefill.begin(0, range(4), [7])
+    held = prefill.tracker.cache(numbers(7), numbers(0), numbers(0))
+    late = prefill.tracker.send(numbers(7), held)
+    decode.begin(0, range(90, 94), [5])
+    step = decode.launch(0)
+    decode.tracker.land(numbers(5), late)
+    decode.tracker.after_step()
+    assert faults(decode.tracker.verdict(step)) == [(Fault.OTHER_PAGE, "after_step", "r0", 5)]
+
+
+def test_a_release_that_is_ordered_behind_the_step_is_none_of_its_business():
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    step = pool.launch(0)
+    pool.tracker.after_step()
+    pool.tracker.release(numbers(3))
+    pool.begin(1, range(90, 94), [3])
+    assert pool.tracker.verdict(step).violations == ()
+
+
+@pytest.mark.parametrize("pages", [[[3, 3]], [[3], [3]]])
+def test_a_page_that_is_released_twice(pages):
+    pool = Pool()
+    pool.begin(0, range(8), [3, 4])
+    for some in pages:
+        pool.tracker.release(numbers(*some))
+    assert faults(pool.run(1)) == [(Fault.FREED_TWICE, "release", None, 3)]
+
+
+@pytest.mark.parametrize("pages", [[5, 5], [3, 5]])
+def test_a_page_that_is_granted_while_it_is_held(pages):
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    pool.begin(1, range(20, 28), pages)
+    assert (Fault.GRANTED_TWICE, "grant", "r1", pages[0]) in faults(pool.run(0))
+
+
+def test_a_transfer_that_brings_another_requests_first_page():
+    """Both begin a prompt: their first pages have nothing before them."""
+    prefill, decode = Pool(), Pool()
+    for row, tokens in enumerate((range(4), range(60, 64))):
+        prefill.begin(row, tokens, [row + 7])
+        decode.begin(row, tokens, [row + 2])
+    held = [prefill.tracker.cache(numbers(row + 7), numbers(row), numbers(0)) for row in (0, 1)]
+    for row, sent in ((0, 0), (1, 0)):
+        decode.tracker.land(numbers(row + 2), prefill.tracker.send(numbers(sent + 7), held[sent]))
+        decode.tracker.arrive(numbers(row + 2), numbers(row), numbers(0))
+    verdict = decode.run(0, 1)
+    assert faults(verdict)[0] == (Fault.OTHER_OWNER, "arrival", "r1", 3)
+    assert verdict.aborted == ("r1",)  # and it fails from here on
+    assert prefill.run(0, 1).violations == ()
+
+
+def test_a_transfer_that_has_not_landed():
+    decode = Pool()
+    decode.begin(0, range(4), [3])
+    decode.tracker.arrive(numbers(3), numbers(0), numbers(0))
+    assert faults(decode.run(0)) == [(Fault.NOT_ARRIVED, "arrival", "r0", 3)]
+
+
+@pytest.mark.parametrize("sum_there", [77, 78])
+def test_a_checksum_travels_with_the_tag(sum_there):
+    prefill, decode = Pool(), Pool()
+    for pool, page in ((prefill, 7), (decode, 3)):
+        pool.begin(0, range(4), [page])
+    held = prefill.tracker.cache(numbers(7), numbers(0), numbers(0))
+    decode.tracker.land(numbers(3), prefill.tracker.send(numbers(7), held, checksums=numbers(77)))
+    decode.tracker.arrive(numbers(3), numbers(0), numbers(0), checksums=numbers(sum_there))
+    assert [one[:2] for one in faults(decode.run(0))][:1] == ([(Fault.CONTENT, "content")] if sum_there == 78 else [])
+
+
+def test_a_stolen_page_behind_a_prefix_hit():
+    """Evicted between the look-up and the request's first step: the node says what it was."""
+    pool = Pool()
+    pool.begin(0, range(8), [3, 4])
+    held = pool.tracker.cache(numbers(3, 4), numbers(0, 0), numbers(0, 1))
+    pool.tracker.close(0)
+    pool.tracker.release(numbers(3, 4))
+    pool.begin(2, range(70, 78), [4, 3])
+    pool.tracker.open(1, "r1")
+    pool.tracker.share(numbers(1, 1), numbers(0, 1), held)
+    pool.table[1, :2], pool.lengths[1] = torch.tensor([3, 4]), 8
+    verdict = pool.run(1, 2)
+    assert [one[:3] for one in faults(verdict)] == [
+        (Fault.OTHER_OWNER, c, "r1") for c in ("before_step",) * 2 + ("after_step",) * 2
+    ]
+    assert verdict.aborted == ("r1",)
+
+
+def test_generations_are_counted_round():
+    pool = Pool(first_generation=(1 << 64) - 20)
+    for tokens in range(0, 400, 10):
+        pool.begin(0, range(tokens, tokens + 8), [3, 4])
+        assert pool.run(0).violations == ()
+        pool.tracker.release(numbers(3, 4))
+    assert not (pool.tracker.tags.records_P3[:, 0] == 0).any()
+
+
+def test_halt_raises_and_log_goes_on():
+    for mode, aborted in ((Mode.LOG, ()), (Mode.ABORT, ("r0",))):
+        pool = Pool(mode=mode)
+        pool.begin(0, range(4), [3])
+        pool.tracker.release(numbers(3))
+        assert pool.run(0).aborted == aborted
+    pool = Pool(mode=Mode.HALT)
+    pool.begin(0, range(4), [3])
+    pool.tracker.release(numbers(3))
+    with pytest.raises(KvGuardError, match="r0, physical page 3: the page was released"):
+        pool.run(0)
+
+
+def test_a_ring_that_is_full_counts_the_rest():
+    pool = Pool(ring_lines=3)
+    pool.begin(0, range(16), [3, 4, 5, 6])
+    pool.tracker.release(numbers(3, 4, 5, 6))
+    verdict = pool.run(0)
+    assert (len(verdict.violations), verdict.lost) == (3, 5)
+    assert pool.tracker.metrics.lost == 5
+    assert pool.run(1).lost == 0
+
+
+def test_keys_bind_each_part():
+    parts = {"model": "a", "layout": "b", "pool": "c"}
+    keys = {PoolIdentity(**parts).key()} | {PoolIdentity(**parts | {name: "x"}).key() for name in parts}
+    assert len(keys) == 4
+    assert PoolIdentity(model="ab", layout="c").key() != PoolIdentity(model="a", layout="bc").key()
+    chains = [Chains(key).of_prompt(range(10), 4, "r") for key in sorted(keys)]
+    assert len({chain for some in chains for chain in some}) == 12

@@ -12,7 +12,7 @@ from quantkit.kv_guard.identity import TAG_VERSION, PoolIdentity
 from quantkit.kv_guard.violations import MEANING, Fault, Violation
 
 FORMAT = "quantkit-kv-incident"
-_FIELDS = {"step", "check", "fault", "request", "row", "index", "page", "expected", "found", "pool", "time"}
+_FIELDS = {"step", "check", "fault", "request", "row", "index", "page", "expected", "found", "pool", "time", "version"}
 
 
 class IncidentFile:
@@ -65,12 +65,33 @@ def _incident(line: str, number: int, path: Path) -> dict[str, Any]:
         raise SourceError(
             f"line {number} is no JSON: {first_line(error)}", remedy="it was cut or edited; remove that line", file=path
         ) from error
-    if not isinstance(incident, dict) or incident.get("format") != FORMAT or not incident.keys() >= _FIELDS:
+    if not _is_incident(incident):
         raise SourceError(f"line {number} is no incident", remedy="name the file that the guard wrote", file=path)
-    if incident["version"] != TAG_VERSION or incident["fault"] not in set(Fault):
+    if incident["version"] != TAG_VERSION:
         raise SourceError(
             f"line {number} is of version {incident['version']}, this is {TAG_VERSION}",
             remedy="explain it with the version that wrote it",
             file=path,
         )
+    if incident["fault"] not in set(Fault):
+        raise SourceError(
+            f"line {number} has a fault that this version does not know",
+            remedy="explain it with the version that wrote it",
+            file=path,
+        )
     return incident
+
+
+def _is_incident(incident: Any) -> bool:
+    """Has all that an explanation reads, in the types that it was written in."""
+    if not isinstance(incident, dict) or incident.get("format") != FORMAT or not incident.keys() >= _FIELDS:
+        return False
+    tags = [incident["found"], *([incident["expected"]] if incident["expected"] is not None else [])]
+    return (
+        type(incident["step"]) is int
+        and type(incident["page"]) is int
+        and type(incident["fault"]) is str
+        and isinstance(incident["request"], str | None)
+        and isinstance(incident["index"], int | None)
+        and all(isinstance(tag, dict) and tag.keys() >= {"generation", "owner", "index"} for tag in tags)
+    )

@@ -3,59 +3,10 @@
 import pytest
 import torch
 
-from quantkit.kv_guard.identity import Chains, PoolIdentity, owner_of
-from quantkit.kv_guard.page_tags import PageTagTracker
-from quantkit.kv_guard.settings import GuardSettings, PoolSize
-from quantkit.kv_guard.tracker import KvGuardError, Mode, Step
+from quantkit.kv_guard.identity import Chains, PoolIdentity
+from quantkit.kv_guard.tracker import KvGuardError, Mode
 from quantkit.kv_guard.violations import Fault
-
-IDENTITY = PoolIdentity(model="tiny", layout="mla-656, pages of 4")
-PAGE_SIZE = 4
-
-
-def numbers(*values):
-    return torch.tensor(values, dtype=torch.int64)
-
-
-class Pool:
-    """A tracker with a page table that tests fill by hand."""
-
-    def __init__(self, *, mode=Mode.ABORT, num_pages=16, **settings):
-        size = PoolSize(num_pages=num_pages, page_size=PAGE_SIZE, num_rows=4, most_pages=4)
-        self.tracker = PageTagTracker(GuardSettings(identity=IDENTITY, size=size, mode=mode, **settings))
-        self.table = torch.zeros(4, 4, dtype=torch.int32)
-        self.lengths = [0] * 4
-
-    def owners(self, tokens, request):
-        return numbers(*[owner_of(chain) for chain in self.tracker.chains.of_prompt(tokens, PAGE_SIZE, request)])
-
-    def begin(self, row, tokens, pages, *, request=None):
-        """A request whose whole prompt is new."""
-        self.tracker.open(row, request or f"r{row}")
-        indices = torch.arange(len(pages))
-        self.tracker.grant(
-            numbers(*pages), torch.full_like(indices, row), indices, self.owners(tokens, request or f"r{row}")
-        )
-        self.table[row, : len(pages)] = torch.tensor(pages)
-        self.lengths[row] = len(tokens)
-
-    def launch(self, *rows):
-        step = Step(
-            table=self.table,
-            rows=numbers(*rows),
-            lengths=numbers(*[self.lengths[row] for row in rows]),
-            most_pages=max(-(-self.lengths[row] // PAGE_SIZE) for row in rows),
-        )
-        return self.tracker.before_step(step)
-
-    def run(self, *rows):
-        step = self.launch(*rows)
-        self.tracker.after_step()
-        return self.tracker.verdict(step)
-
-
-def faults(verdict):
-    return [(one.fault, one.check, one.request, one.evidence.page) for one in verdict.violations]
+from tests.kv_guard.pools import Pool, faults, numbers
 
 
 def test_what_a_row_was_granted_passes():

@@ -1,0 +1,73 @@
+"""Shows dumped pools and incidents as JSON or as lines."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from quantkit.cli import render
+from quantkit.cli.document import head
+from quantkit.kv_guard.dump import Dump, DumpReport, report_document
+from quantkit.kv_guard.incidents import explanation
+
+_MOST_ROWS = 50
+
+
+def show_dump(path: Path, dump: Dump, report: DumpReport, *, as_json: bool) -> None:
+    """What the pool holds, and every page that is not what its row was granted."""
+    if as_json:
+        document = {
+            **head("kv-guard", "ok" if report.is_sound else "failed"),
+            "action": "inspect",
+            "dump": str(path),
+            "pool": asdict(dump.identity),
+            **report_document(report),
+        }
+        render.show_json(document)
+        return
+    identity = dump.identity
+    render.show_line(f"{path}: pool {identity.pool} of {identity.model}, {identity.layout}")
+    states = f"{report.num_held:,} held, {report.num_shared:,} shared, {report.num_free:,} free"
+    checked = f"{report.num_checked:,} checked for {len(dump.step.rows):,} requests"
+    render.show_line(f"{dump.size.num_pages:,} pages: {states}; {checked}")
+    rows = [
+        [one.request or "", str(one.evidence.index), str(one.evidence.page), str(one.fault)]
+        for one in report.violations[:_MOST_ROWS]
+    ]
+    render.show_table("not what was granted", ["request", "logical page", "page", "fault"], rows)
+    render.show_notes("warning", _beyond(len(report.violations)))
+    if report.torn:
+        render.show_notes("quantkit", [f"tags that contradict themselves: pages {_listed(report.torn)}"])
+    if report.stray:
+        render.show_notes("note", [f"held, and expected by no row: pages {_listed(report.stray)}"])
+    wrong = len(report.violations)
+    render.show_line("sound" if report.is_sound else f"not sound: {wrong} pages of requests, {len(report.torn)} tags")
+
+
+def show_incidents(path: Path, incidents: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    """A sentence each, and how often each fault came."""
+    explained = [{**one, "explanation": explanation(one)} for one in incidents]
+    faults = Counter(one["fault"] for one in incidents)
+    if as_json:
+        document = {
+            **head("kv-guard"),
+            "action": "explain",
+            "file": str(path),
+            "faults": dict(sorted(faults.items())),
+            "incidents": explained,
+        }
+        render.show_json(document)
+        return
+    for one in explained:
+        render.show_line(one["explanation"])
+    render.show_table("faults", ["fault", "times"], [[fault, str(times)] for fault, times in faults.most_common()])
+
+
+def _listed(pages: Sequence[int]) -> str:
+    shown = ", ".join(map(str, pages[:10]))
+    return shown if len(pages) <= 10 else f"{shown} and {len(pages) - 10} more"
+
+
+def _beyond(count: int) -> list[str]:
+    return [f"{count - _MOST_ROWS} more are in --json"] if count > _MOST_ROWS else []

@@ -1,0 +1,211 @@
+"""A pool's tags, expectations and page table in one safetensors file, to be looked at later and elsewhere."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from quantkit.errors import QuantkitError, SourceError, UsageError, first_line
+from quantkit.kv_guard.dispatch import FREE_INDEX, Expectations, PageTags, new_ring, twins
+from quantkit.kv_guard.identity import TAG_VERSION, PoolIdentity
+from quantkit.kv_guard.settings import PoolSize
+from quantkit.kv_guard.tracker import Step
+from quantkit.kv_guard.violations import Violation, read_line
+
+FORMAT = "quantkit-kv-dump"
+_INDEX = 0xFFFF_FFFF
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dump:
+    """What lay on the device. ``names`` are the requests of rows; ``step`` the batch that was about to run."""
+
+    identity: PoolIdentity
+    size: PoolSize
+    tags: PageTags
+    expectations: Expectations
+    step: Step
+    names: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpReport:
+    """``torn`` and ``stray`` are pages: whose seal is not that of their record, and held by nothing that is known."""
+
+    num_held: int
+    num_shared: int
+    num_free: int
+    num_checked: int
+    violations: tuple[Violation, ...]
+    torn: tuple[int, ...]
+    stray: tuple[int, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Stray pages are a leak or a node's own: no request reads them."""
+        return not (self.violations or self.torn)
+
+
+def write_dump(path: Path, dump: Dump) -> None:
+    """Raises UsageError where the file exists. Waits for the device."""
+    if path.exists():
+        raise UsageError("exists already", remedy="name another file", file=path)
+    step = dump.step
+    firsts = torch.zeros_like(step.rows) if step.firsts is None else step.firsts
+    tensors = {
+        "seals": dump.tags.seals_P,
+        "records": dump.tags.records_P3,
+        "states": dump.tags.states_P,
+        "expected_seals": dump.expectations.seals_RL,
+        "expected_details": dump.expectations.details_RL2,
+        "table": step.table,
+        "rows": step.rows.long(),
+        "lengths": step.lengths.long(),
+        "firsts": firsts.long(),
+    }
+    document = {
+        "identity": asdict(dump.identity),
+        "size": asdict(dump.size),
+        "by_token": step.by_token,
+        "names": {str(row): name for row, name in dump.names.items()},
+    }
+    metadata = {"format": FORMAT, "version": str(TAG_VERSION), "pool": json.dumps(document, sort_keys=True)}
+    save_file({name: one.cpu().contiguous() for name, one in tensors.items()}, path, metadata=metadata)
+
+
+def read_dump(path: Path) -> Dump:
+    """Raises SourceError for what this version did not write, or what has been cut or changed in its sizes."""
+    if not path.is_file():
+        raise SourceError("is no file", remedy="name a dump of the guard's", file=path)
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+    except (SafetensorError, OSError) as error:
+        raise SourceError(f"cannot be read: {first_line(error)}", remedy="dump the pool again", file=path) from error
+    if metadata.get("format") != FORMAT:
+        raise SourceError("is no dump of KV page tags", remedy="name a dump of the guard's", file=path)
+    if metadata.get("version") != str(TAG_VERSION):
+        raise SourceError(
+            f"its tags are of version {metadata.get('version')}, this is {TAG_VERSION}",
+            remedy="inspect it with the version that wrote it",
+            file=path,
+        )
+    try:
+        document = json.loads(metadata["pool"])
+        identity = PoolIdentity(**document["identity"])
+        size = PoolSize(**document["size"])
+        names = {int(row): str(name) for row, name in document["names"].items()}
+        return _checked_dump(tensors, identity, size, names, bool(document["by_token"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SourceError(
+            f"a part of it is missing or is another: {first_line(error)}", remedy="dump the pool again", file=path
+        ) from error
+    except QuantkitError as error:
+        error.file = str(path)
+        raise
+
+
+def _checked_dump(
+    tensors: dict[str, Tensor], identity: PoolIdentity, size: PoolSize, names: dict[int, str], by_token: bool
+) -> Dump:
+    for field in fields(PoolSize):
+        if type(getattr(size, field.name)) is not int:
+            raise TypeError(f"size.{field.name} is {getattr(size, field.name)!r}")
+    table = tensors["table"]
+    num_entries = size.most_pages * (size.page_size if by_token else 1)
+    batch = len(tensors["rows"])
+    for name, dtype, shape in (
+        ("seals", torch.int64, (size.num_pages,)),
+        ("records", torch.int64, (size.num_pages, 3)),
+        ("states", torch.int32, (size.num_pages,)),
+        ("expected_seals", torch.int64, (size.num_rows, size.most_pages)),
+        ("expected_details", torch.int64, (size.num_rows, size.most_pages, 2)),
+        ("table", table.dtype, (size.num_rows, table.shape[-1])),
+        ("rows", torch.int64, (batch,)),
+        ("lengths", torch.int64, (batch,)),
+        ("firsts", torch.int64, (batch,)),
+    ):
+        if tensors[name].dtype != dtype or tuple(tensors[name].shape) != shape:
+            found = f"{tensors[name].dtype} {tuple(tensors[name].shape)}"
+            raise SourceError(f"{name} is {found}, not {dtype} {shape}", tensor=name, remedy="dump the pool again")
+    rows, lengths = tensors["rows"], tensors["lengths"]
+    is_batch = (rows >= 0) & (rows < size.num_rows) & (lengths >= 0)
+    is_batch &= (lengths + size.page_size - 1) // size.page_size * (size.page_size if by_token else 1) <= num_entries
+    if table.dtype not in (torch.int32, torch.int64) or not bool(is_batch.all()):
+        raise SourceError("rows or lengths that the pool does not have", tensor="rows", remedy="dump the pool again")
+    most = int((lengths.max() + size.page_size - 1) // size.page_size) if batch else 0
+    return Dump(
+        identity=identity,
+        size=size,
+        tags=PageTags(seals_P=tensors["seals"], records_P3=tensors["records"], states_P=tensors["states"]),
+        expectations=Expectations(seals_RL=tensors["expected_seals"], details_RL2=tensors["expected_details"]),
+        step=Step(
+            table=table,
+            rows=rows,
+            lengths=lengths,
+            firsts=tensors["firsts"],
+            most_pages=most,
+            by_token=by_token,
+        ),
+        names=names,
+    )
+
+
+def check_dump(dump: Dump) -> DumpReport:
+    """All pages of the batch as the guard checks them, and every tag against itself."""
+    step, size = dump.step, dump.size
+    ring = new_ring(max(len(step.rows) * step.most_pages, 1))
+    twins.check_pages(
+        dump.tags,
+        dump.expectations,
+        ring,
+        step.table,
+        step.rows,
+        step.lengths,
+        step.firsts,
+        page_size=size.page_size,
+        by_token=step.by_token,
+        most_pages=step.most_pages,
+        step=0,
+        null_page=size.null_page,
+    )
+    lines = ring.lines_KW[: int(ring.count_1[0])].tolist()
+    pages = torch.arange(size.num_pages)
+    is_free = (dump.tags.records_P3[:, 2] & _INDEX) == FREE_INDEX
+    is_whole = dump.tags.seals_P == twins.record_seals(dump.tags.records_P3) ^ twins.mark_of(pages)
+    is_torn = ~is_whole | (is_free != (dump.tags.states_P == 0))
+    expected = set(dump.expectations.seals_RL.flatten().tolist())
+    found = (dump.tags.seals_P ^ twins.mark_of(pages)).tolist()
+    states = Counter(dump.tags.states_P.tolist())
+    return DumpReport(
+        num_held=states[1],
+        num_shared=states[2],
+        num_free=states[0],
+        num_checked=int(((step.lengths + size.page_size - 1) // size.page_size).sum()),
+        violations=tuple(
+            read_line(line, dump.names, num_pages=size.num_pages, page_size=size.page_size) for line in lines
+        ),
+        torn=tuple(pages[is_torn].tolist()),
+        stray=tuple(
+            page for page, state in enumerate(dump.tags.states_P.tolist()) if state == 1 and found[page] not in expected
+        ),
+    )
+
+
+def report_document(report: DumpReport) -> dict[str, Any]:
+    """For ``--json``."""
+    return {
+        "pages": {"held": report.num_held, "shared": report.num_shared, "free": report.num_free},
+        "checked": report.num_checked,
+        "violations": [one.document() for one in report.violations],
+        "torn": list(report.torn),
+        "stray": list(report.stray),
+    }

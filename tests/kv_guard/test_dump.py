@@ -1,0 +1,137 @@
+"""A dumped pool says what the guard would have said; a damaged dump is a named error."""
+
+import json
+import struct
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quantkit.errors import SourceError, UsageError
+from quantkit.kv_guard.dump import Dump, check_dump, read_dump, write_dump
+from quantkit.kv_guard.violations import Fault
+from tests.kv_guard.pools import IDENTITY, Pool, numbers
+
+
+@pytest.fixture
+def pool():
+    pool = Pool()
+    pool.begin(0, range(10), [3, 4, 5], request="alpha")
+    pool.begin(2, range(50, 57), [6, 9], request="beta")
+    return pool
+
+
+def written(pool, path, rows=(0, 2)):
+    tracker = pool.tracker
+    dump = Dump(
+        identity=IDENTITY,
+        size=tracker.settings.size,
+        tags=tracker.tags,
+        expectations=tracker.expectations,
+        step=pool.step(*rows),
+        names={0: "alpha", 2: "beta"},
+    )
+    write_dump(path, dump)
+    return path
+
+
+def test_a_sound_pool_is_read_back(pool, tmp_path):
+    dump = read_dump(written(pool, tmp_path / "pool.safetensors"))
+    assert (dump.identity, dump.size, dict(dump.names)) == (
+        IDENTITY,
+        pool.tracker.settings.size,
+        {0: "alpha", 2: "beta"},
+    )
+    report = check_dump(dump)
+    assert (report.num_held, report.num_free, report.num_checked, report.is_sound) == (5, 11, 5, True)
+
+
+def test_what_is_wrong_is_named_with_its_request(pool, tmp_path):
+    pool.tracker.release(numbers(4))
+    pool.tracker.tags.seals_P[9] ^= 1 << 17
+    report = check_dump(read_dump(written(pool, tmp_path / "pool.safetensors")))
+    found = [(one.fault, one.request, one.evidence.page) for one in report.violations]
+    assert found == [(Fault.FREED, "alpha", 4), (Fault.TORN, "beta", 9)]
+    assert report.torn == (9,)
+    assert not report.is_sound
+
+
+def test_a_page_that_no_row_expects_is_a_leak(pool, tmp_path):
+    pool.tracker.close(2)
+    report = check_dump(read_dump(written(pool, tmp_path / "pool.safetensors", rows=(0,))))
+    assert (report.stray, report.is_sound) == ((6, 9), True)
+
+
+def test_nothing_is_overwritten(pool, tmp_path):
+    path = written(pool, tmp_path / "pool.safetensors")
+    with pytest.raises(UsageError, match="exists already"):
+        written(pool, path)
+
+
+def header_of(path):
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8 : 8 + length])["__metadata__"]
+
+
+def damaged(path, change):
+    tensors, metadata = load_file(path), header_of(path)
+    change(tensors, metadata)
+    save_file(tensors, path, metadata=metadata)
+
+
+def _other_size(tensors, metadata):
+    document = json.loads(metadata["pool"])
+    document["size"]["num_pages"] = 17
+    metadata["pool"] = json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensors, metadata: metadata.pop("format"), "is no dump"),
+        (lambda tensors, metadata: metadata.update(version="99"), "version 99, this is 1"),
+        (lambda tensors, metadata: metadata.update(pool="{"), "a part of it is missing"),
+        (lambda tensors, metadata: metadata.update(pool='{"identity": {}}'), "a part of it is missing"),
+        (lambda tensors, metadata: tensors.pop("records"), "a part of it is missing or is another: 'records'"),
+        (lambda tensors, metadata: tensors.update(seals=tensors["seals"][:3].clone()), "seals is torch.int64 (3,)"),
+        (lambda tensors, metadata: tensors.update(states=tensors["states"].float()), "states is torch.float32"),
+        (lambda tensors, metadata: tensors["rows"].fill_(77), "rows or lengths that the pool does not have"),
+        (lambda tensors, metadata: tensors["lengths"].fill_(1 << 40), "rows or lengths that the pool does not have"),
+        (_other_size, "seals is torch.int64 (16,), not torch.int64 (17,)"),
+    ],
+)
+def test_a_changed_dump_is_refused(change, words, pool, tmp_path):
+    path = written(pool, tmp_path / "pool.safetensors")
+    damaged(path, change)
+    with pytest.raises(SourceError) as caught:
+        read_dump(path)
+    assert words in str(caught.value)
+    assert "pool.safetensors" in str(caught.value)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 100, b"\xff" * 16])
+def test_what_is_no_dump_is_refused(content, tmp_path):
+    path = tmp_path / "pool.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match="cannot be read"):
+        read_dump(path)
+    with pytest.raises(SourceError, match="is no file"):
+        read_dump(tmp_path)
+
+
+def test_a_cut_dump_is_refused(pool, tmp_path):
+    path = written(pool, tmp_path / "pool.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(SourceError, match="cannot be read"):
+        read_dump(path)
+
+
+def test_a_table_by_token_is_read_back(tmp_path):
+    pool = Pool()
+    pool.begin(0, range(6), [3, 5])
+    by_page = pool.table
+    pool.table = (by_page[:, :, None] * 4 + torch.arange(4, dtype=torch.int32)).reshape(4, 16)
+    pool.by_token = True
+    assert check_dump(read_dump(written(pool, tmp_path / "pool.safetensors", rows=(0,)))).is_sound

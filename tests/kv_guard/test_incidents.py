@@ -1,0 +1,93 @@
+"""Evidence in files and counters: whole, readable by the next tool, and without a user's tokens."""
+
+import json
+
+import pytest
+
+from quantkit.errors import SourceError
+from quantkit.kv_guard.incidents import explanation, read_incidents
+from quantkit.kv_guard.violations import MEANING, Fault
+from tests.kv_guard.pools import Pool, numbers
+
+
+@pytest.fixture
+def incidents(tmp_path):
+    path = tmp_path / "incidents.jsonl"
+    pool = Pool(incidents=path, first_generation=7)
+    pool.begin(0, range(1000, 1010), [3, 4, 5], request="alpha")
+    assert pool.run(0).violations == ()
+    assert not path.exists()
+    pool.tracker.release(numbers(4))
+    pool.run(0)
+    return path
+
+
+def test_a_line_holds_what_was_expected_and_found(incidents):
+    first, second = read_incidents(incidents)
+    assert (first["check"], second["check"]) == ("before_step", "after_step")
+    assert first["pool"] == {"model": "tiny", "layout": "mla-656, pages of 4", "pool": "target"}
+    assert {name: first[name] for name in ("step", "fault", "request", "row", "index", "page")} == {
+        "step": 1,
+        "fault": "freed",
+        "request": "alpha",
+        "row": 0,
+        "index": 1,
+        "page": 4,
+    }
+    assert first["expected"]["generation"] == f"{7 + 16 + 1:016x}"  # sixteen pages were sealed as free before
+    assert first["found"] == {"generation": f"{7 + 16 + 3:016x}", "owner": "0" * 16, "index": None, "checksum": 0}
+
+
+def test_no_token_is_written_down(incidents):
+    text = json.dumps([{**one, "time": None} for one in read_incidents(incidents)])
+    assert not [token for token in range(1000, 1010) if str(token) in text]
+
+
+def test_a_sentence_says_it(incidents):
+    text = explanation(read_incidents(incidents)[0])
+    assert text.startswith("step 1, request alpha, logical page 1, page 4: the page was released while the row still")
+    assert text.endswith("found generation 000000000000001a, free")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: "", "holds no incident"),
+        (lambda text: text[:-20], "line 2 is no JSON"),
+        (lambda text: "[]\n" + text, "line 1 is no incident"),
+        (lambda text: text.replace('"version": 1', '"version": 9'), "line 1 is of version 9, this is 1"),
+        (lambda text: text.replace('"freed"', '"eaten"'), "line 1 has a fault that this version does not know"),
+        (lambda text: text.replace('"found": {"generation"', '"found": {"x"'), "line 1 is no incident"),
+        (lambda text: text.replace('"page": 4', '"page": "4"'), "line 1 is no incident"),
+    ],
+)
+def test_a_changed_file_is_refused(change, words, incidents):
+    incidents.write_text(change(incidents.read_text()))
+    with pytest.raises(SourceError) as caught:
+        read_incidents(incidents)
+    assert words in str(caught.value)
+
+
+def test_every_fault_has_a_meaning_and_a_sample():
+    assert set(MEANING) == set(Fault)
+    pool = Pool()
+    text = pool.tracker.metrics.text()
+    for fault in Fault:
+        assert f'quantkit_kv_guard_violations_total{{pool="target",fault="{fault}"}} 0\n' in text
+
+
+def test_counters_are_those_of_the_steps():
+    pool = Pool()
+    pool.begin(0, range(10), [3, 4, 5])
+    pool.run(0)
+    pool.tracker.release(numbers(4))
+    pool.run(0)
+    lines = pool.tracker.metrics.text().splitlines()
+    samples = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert samples['quantkit_kv_guard_checks_total{pool="target"}'] == "2"
+    assert samples['quantkit_kv_guard_pages_total{pool="target"}'] == "12"
+    assert samples['quantkit_kv_guard_violations_total{pool="target",fault="freed"}'] == "2"
+    assert samples['quantkit_kv_guard_aborted_requests_total{pool="target"}'] == "1"
+    assert int(samples['quantkit_kv_guard_microseconds_total{pool="target"}']) > 0
+    names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(names) == len(set(names)) == 6

@@ -105,7 +105,7 @@ def main() -> None:
             sys.stdout.write(str(getattr(error, "message", "")) + "\n")
             sys.exit(2)
         message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-        commands = [one.name for one in (*app.registered_commands, *app.registered_groups)]
+        commands = [one.name for one in app.registered_commands] + [one.name for one in app.registered_groups]
         command = next((f"{argument} " for argument in sys.argv[1:] if argument in commands), "")
         _exit_with(UsageError(message[:1].lower() + message[1:], remedy=f"see quantkit {command}--help"))
     except OSError as error:  # what no check foresaw: a folder without permission, a name too long

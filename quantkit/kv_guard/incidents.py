@@ -60,7 +60,7 @@ def explanation(incident: dict[str, Any]) -> str:
 
 def _incident(line: str, number: int, path: Path) -> dict[str, Any]:
     try:
-        incident = json.loads(line)
+        incident: dict[str, Any] = json.loads(line)
     except ValueError as error:
         raise SourceError(
             f"line {number} is no JSON: {first_line(error)}", remedy="it was cut or edited; remove that line", file=path

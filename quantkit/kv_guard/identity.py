@@ -49,6 +49,10 @@ class Chains:
         """Of a whole page of ``tokens`` (ids below 2^63) that follows those of ``chain``: equal for all its readers."""
         return self._digest(b"page", chain, b"".join(int(token).to_bytes(8, "little") for token in tokens))
 
+    def of_hash(self, engine_hash: bytes) -> Chain:
+        """Of a page whose chain an engine hashed already; not that of `behind`, and equal where its hashes are."""
+        return self._digest(b"hash", engine_hash)
+
     def branch(self, chain: Chain, request: str, index: int) -> Chain:
         """Of logical page ``index`` that is granted before its tokens are known: one request's alone."""
         return self._digest(b"branch", chain, index.to_bytes(8, "little"), request.encode())

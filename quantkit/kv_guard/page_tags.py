@@ -61,7 +61,10 @@ class PageTagTracker:
         self._names.pop(row, None)
         self.expectations.seals_RL[row].zero_()
 
-    def grant(self, pages: Tensor, rows: Tensor, indices: Tensor, owners: Tensor) -> None:
+    def grant(
+        self, pages: Tensor, rows: Tensor, indices: Tensor, owners: Tensor, first_generation: int | None = None
+    ) -> None:
+        drawn = self._next_generations(len(pages)) if first_generation is None else first_generation
         self._ops.grant_pages(
             self.tags,
             self.expectations,
@@ -70,7 +73,7 @@ class PageTagTracker:
             rows,
             indices,
             owners,
-            first_generation=self._next_generations(len(pages)),
+            first_generation=drawn,
             step=self._step,
         )
 

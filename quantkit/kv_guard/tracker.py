@@ -87,8 +87,16 @@ class Tracker(Protocol):
     def close(self, row: int) -> None:
         """The request of a row has ended; its pages are released on their own."""
 
-    def grant(self, pages: "Tensor", rows: "Tensor", indices: "Tensor", owners: "Tensor") -> None:
-        """The allocator hands out free pages."""
+    def grant(
+        self,
+        pages: "Tensor",
+        rows: "Tensor",
+        indices: "Tensor",
+        owners: "Tensor",
+        first_generation: int | None = None,
+    ) -> None:
+        """The allocator hands out free pages. One that lives in another process counts the grants itself, and names
+        the first."""
 
     def release(self, pages: "Tensor") -> None:
         """Pages go back to the free list: really, not when their release is decided or put off."""

@@ -1,0 +1,93 @@
+"""The guard as a plugin of vLLM 0.33 (`vllm.general_plugins`); `QUANTKIT_KV_GUARD` is off, log, abort or halt.
+
+With mode off, the default, nothing is imported or wrapped. Else two doors are: `get_scheduler_cls`, through which an
+engine core comes to its scheduler, and `init_device`, through which a worker comes to its model runner. What is behind
+a door is compared with `vllm_targets.py`, and wrapped, when somebody goes through: a front end imports neither.
+
+Scheduler and workers are processes of their own. The scheduler sees what the allocator does, and draws generations and
+owners; its `StepEvents` go to every worker as an attribute of the step's `SchedulerOutput`, pickled with it. A worker
+does them in the order of the steps, on the stream of the model, before the step reads a page.
+
+    vLLM                                                     tracker
+    ------------------------------------------------------------------------------------------------------------
+    a request's first step                                   open
+    KVCacheManager.free, pop_blocks_for_free                 close: it ended, or was preempted
+    BlockPool.get_new_blocks, then allocate_slots            grant; before it release, where the page was cached
+    BlockPool.free_blocks, the last reference                release, unless the page stays in the prefix cache
+    BlockPool.free_blocks, a reference too many              release again, which is a violation
+    BlockPool.touch, then allocate_slots                     share: what was granted when the page was cached
+    BlockPool.cache_full_blocks                              cache, a step later, when the page is written
+    GPUModelRunner.prepare_attn (V2), _prepare_inputs (V1)   before_step, check_writes
+    GPUModelRunner.execute_model, behind the forward         after_step
+    get_output of the step's result                          verdict
+    evict_blocks, reset_prefix_cache                         nothing: a page is released when it is handed out anew
+
+Owners are keyed digests of vLLM's block hashes, which cover all tokens up to a page's end, adapter, images and salt; a
+page that is granted before its tokens are known, or with prefix caching off, is one request's and index's. vLLM's hash
+is taken as it is: two prompts that it cannot tell apart are one owner.
+
+Which faults of paged caches are seen, and when:
+
+- before the step: a page that was released or handed out anew while a row has it (kinds 3 and 8, and 2 as far as it is
+  scheduled so); a row that is stale, shifted or another's (4, 10); a page stolen between look-up and use (7);
+- at the events before it: a page that is released twice or handed out twice (6), which vLLM's assertions meet, too;
+- on the write side: a slot in another's page, in a cached one, out of place or outside the pool (9, 11);
+- behind the step: tags that were overwritten while it ran.
+
+Requests that a violation names are ended before their tokens are released (mode abort, `vllm_scheduler.py`); in mode
+halt a worker raises, and vLLM ends the engine. Of several workers all answer each step (`vllm_gather.py`).
+
+Not covered. KV connectors move no tags: a load into a page that a running step uses (1, 2), and a transfer that is
+late, torn or another request's, are not seen; pages that are loaded are checked as others are, and with a connector a
+cached page may be written. Pages of host and disk tiers are not tracked. Draft models read and write the same pages
+unchecked. Content is not looked at. Refused are context parallelism, Mamba, cross attention, chunked local attention,
+sinks, R-SWA, HiSparse, diffusion, elastic expert parallelism, `external_launcher`, and schedulers with a `schedule` of
+their own. Full attention, MLA and sliding windows are guarded, in one group or several, with a tracker each. None of
+this has run on a GPU: pool and scheduler of 0.33.0 did, on a CPU, with workers of a miniature.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from importlib import import_module
+
+from quantkit.kv_guard.engines import vllm_targets
+from quantkit.kv_guard.engines.targets import check_targets, wrap
+from quantkit.kv_guard.engines.vllm_settings import MODE_VARIABLE, PluginSettings, read_settings
+from quantkit.kv_guard.tracker import KvGuardError, Mode
+
+_LOG = logging.getLogger("vllm.quantkit_kv_guard")
+
+
+def register() -> None:
+    """The entry point; any number of times in a process, and inherited by processes that are forked from it."""
+    settings = read_settings(os.environ)
+    if settings.mode is not Mode.OFF:
+        _or_said(settings, lambda: _hang_doors(settings))
+
+
+def _hang_doors(settings: PluginSettings) -> None:
+    version = import_module("vllm").__version__
+    if not version.startswith(vllm_targets.SUPPORTED_PREFIX):
+        raise KvGuardError(
+            f"vLLM {version} is not one that this guard was written for",
+            remedy=f"run {vllm_targets.SUPPORTED}, or leave {MODE_VARIABLE} out",
+        )
+    check_targets(vllm_targets.DOORS, vllm_targets.SUPPORTED)
+    # vLLM goes on without a plugin that cannot be imported: what may fail is imported here, where an error ends it
+    hooks = import_module("quantkit.kv_guard.engines.vllm_hooks")
+    for door, hook in (
+        (vllm_targets.GET_SCHEDULER, hooks.hook_scheduler),
+        (vllm_targets.INIT_DEVICE, hooks.hook_worker),
+    ):
+        wrap(door.name, hooks.before(lambda hook=hook: _or_said(settings, lambda: hook(settings))))
+
+
+def _or_said(settings: PluginSettings, act: Callable[[], None]) -> None:
+    """Mode log goes on without a guard where there can be none, and says so; the others refuse."""
+    try:
+        act()
+    except KvGuardError as error:
+        if settings.mode is not Mode.LOG:
+            raise
+        _LOG.error("the KV guard is not attached: %s", error)

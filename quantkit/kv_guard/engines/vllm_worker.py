@@ -1,0 +1,257 @@
+"""The worker's side in vLLM: a tracker for each group of layers, told of a step's events before it, asked behind it."""
+
+import copy
+import logging
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantkit.kv_guard.engines.vllm_events import EVENTS, GroupEvents, Place, Report, StepEvents
+from quantkit.kv_guard.engines.vllm_settings import Group, PluginSettings, incidents_of
+from quantkit.kv_guard.page_tags import PageTagTracker
+from quantkit.kv_guard.settings import GuardSettings, PoolSize
+from quantkit.kv_guard.tracker import Held, KvGuardError, Mode, Step, Verdict
+
+NULL_PAGE = 0  # of every pool; no request is ever granted it
+_MOST_LOGGED = 8
+_LOG = logging.getLogger("vllm.quantkit_kv_guard")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widths:
+    """Of a worker: its pool, how many requests, and the width of each group's page table."""
+
+    num_pages: int
+    num_rows: int
+    most_pages: Sequence[int]
+    most_tokens: int  # of a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What a step will read, as attention is given it; tensors on the device, tables and slots of each group.
+
+    ``tables`` [B, L] pages, ``slots`` [T], ``lengths`` [B] tokens with those of this step, ``starts`` [B + 1] where the
+    tokens of each request begin, ``positions`` [T]. ``most_tokens``: the longest, known without asking the device.
+    """
+
+    requests: Sequence[str]
+    tables: Sequence[Tensor]
+    slots: Sequence[Tensor]
+    lengths: Tensor
+    starts: Tensor
+    positions: Tensor
+    most_tokens: int
+
+
+class WorkerGuard:
+    """Of one worker. Verdicts may be asked for in another thread, by one at a time, in the order of the steps."""
+
+    def __init__(
+        self, groups: Sequence[Group], widths: Widths, settings: PluginSettings, device: torch.device, rank: int = 0
+    ) -> None:
+        self._groups = groups
+        self._settings = settings
+        self._device = device
+        self._rows: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        self._next = 0
+        self._must_be_told = False
+        self.is_told = False  # of the step that is being run
+        self._launched: tuple[int, ...] | None = None
+        self._finished: deque[tuple[int, ...]] = deque()
+        self._token_numbers = torch.arange(widths.most_tokens, device=device)
+        self._tables = [
+            torch.zeros(widths.num_rows, most, dtype=torch.int32, device=device) for most in widths.most_pages
+        ]
+        self.trackers = [
+            PageTagTracker(_settings_of(group, widths, number, settings, rank), device)
+            for number, group in enumerate(groups)
+        ]
+
+    def end_warm_up(self) -> None:
+        """From here on every step is a scheduler's."""
+        self._must_be_told = True
+
+    def begin(self, scheduler_output: Any) -> None:
+        """Do what a step's events say; a step that warms up has none. Raises KvGuardError for another without, and for
+        one that is out of order."""
+        events: StepEvents | None = getattr(scheduler_output, EVENTS, None)
+        self.is_told = events is not None
+        if events is None:
+            self._check_untold()
+            return
+        if events.number != self._next:
+            raise KvGuardError(
+                f"events of step {events.number} came, {self._next} was next", remedy="restart the server"
+            )
+        self._must_be_told = True
+        self._next += 1
+        self._apply(events)
+
+    def launch(self, batch: Batch) -> None:
+        """Check what a step will read and write; it runs behind this, on the same stream."""
+        rows = self._on_device([array("q", self._rows_of(batch.requests))])[0]
+        count = len(batch.requests)
+        lengths = batch.lengths[:count].long()
+        computed = lengths - (batch.starts[1 : count + 1] - batch.starts[:count]).long()
+        tokens = self._token_numbers[: len(batch.positions)]
+        rows_T = rows[torch.searchsorted(batch.starts[1 : count + 1].long(), tokens, right=True).clamp_(max=count - 1)]
+        numbers = []
+        for group, tracker, own, table, slots in zip(
+            self._groups, self.trackers, self._tables, batch.tables, batch.slots, strict=True
+        ):
+            most = min(-(-batch.most_tokens // group.page_size), own.shape[1])
+            own[:, :most].index_copy_(0, rows, table[:count, :most])
+            firsts = None if group.reach is None else (computed - group.reach).clamp_(min=0) // group.page_size
+            step = Step(table=own, rows=rows, lengths=lengths, most_pages=most, firsts=firsts)
+            numbers.append(tracker.before_step(step))
+            tracker.check_writes(slots[: len(tokens)].long(), rows_T, batch.positions.long())
+        self._launched = tuple(numbers)
+        self._finished.clear()  # of a step that failed: nobody will ask for it
+
+    def finish(self) -> None:
+        """The step was launched: check behind it."""
+        if self._launched is None:
+            return  # no request was in it
+        for tracker in self.trackers:
+            tracker.after_step()
+        self._finished.append(self._launched)
+        self._launched = None
+
+    def guarded(self, output: Any) -> Any:
+        """A step's output with its report; ``output`` itself where there was no step."""
+        if output is None or not self._finished:
+            return output
+        return GuardedOutput(output, self, self._finished.popleft())
+
+    def report(self, numbers: Sequence[int]) -> Report:
+        """Of a step, when its result is at hand. Raises KvGuardError in mode halt."""
+        report = Report(num_violations=0)
+        for group, (tracker, number) in enumerate(zip(self.trackers, numbers, strict=True)):
+            report = report.together(_report_of(tracker.verdict(number), group))
+        return report
+
+    def _apply(self, events: StepEvents) -> None:
+        columns = iter(self._on_device([column for group in events.groups for column in group.columns()]))
+        parts = [_Parts.of(group, columns) for group in events.groups]
+        for tracker, part in zip(self.trackers, parts, strict=True):
+            if len(part.cached[0]):
+                tracker.cache(*part.cached)
+        for row in events.closed:
+            del self._rows[self._names.pop(row)]
+            for tracker in self.trackers:
+                tracker.close(row)
+        for tracker, part in zip(self.trackers, parts, strict=True):
+            if len(part.released):
+                tracker.release(part.released)
+        for row, request in events.opened:
+            self._rows[request], self._names[row] = row, request
+            for tracker in self.trackers:
+                tracker.open(row, request)
+        for tracker, part, group in zip(self.trackers, parts, events.groups, strict=True):
+            if len(part.granted[0]):
+                pages, rows, indices, owners = part.granted
+                tracker.grant(pages, rows, indices, owners, group.first_generation)
+            if len(part.shared[0]):
+                rows, indices, generations, owners = part.shared
+                tracker.share(rows, indices, Held(generations=generations, owners=owners, indices=indices))
+
+    def _rows_of(self, requests: Sequence[str]) -> list[int]:
+        missing = [request for request in requests if request not in self._rows]
+        if missing:
+            raise KvGuardError(
+                f"request {missing[0]} runs, and the scheduler has granted it nothing", remedy="restart the server"
+            )
+        return [self._rows[request] for request in requests]
+
+    def _on_device(self, columns: Sequence["array[int]"]) -> list[Tensor]:
+        """int64, all in one copy that waits for nothing."""
+        together = array("q")
+        for column in columns:
+            together.extend(column)
+        if not together:
+            return [torch.empty(0, dtype=torch.int64, device=self._device) for _ in columns]
+        words = torch.frombuffer(together, dtype=torch.int64)
+        if self._device.type == "cuda":
+            words = words.pin_memory().to(self._device, non_blocking=True)
+        return list(torch.split(words, [len(column) for column in columns]))
+
+    def _check_untold(self) -> None:
+        if self._must_be_told and self._settings.mode is not Mode.LOG:
+            raise KvGuardError(
+                "a step came without the events of its scheduler: the guard is not loaded there",
+                remedy="install quantkit, and set the same environment, where the engine core runs",
+            )
+
+
+class GuardedOutput:
+    """Of a step, as vLLM's `AsyncModelRunnerOutput`: waited for where its result is."""
+
+    def __init__(self, inner: Any, guard: WorkerGuard, numbers: Sequence[int]) -> None:
+        self._inner = inner
+        self._guard = guard
+        self._numbers = numbers
+
+    def get_output(self) -> Any:
+        """The output, with the report as an attribute that is pickled with it."""
+        is_waited_for = hasattr(self._inner, "get_output")
+        output = copy.copy(self._inner.get_output() if is_waited_for else self._inner)  # one for all steps may be empty
+        setattr(output, EVENTS, self._guard.report(self._numbers))
+        return output
+
+    def get_kv_connector_output(self) -> Any:
+        """As the output without a guard."""
+        is_waited_for = hasattr(self._inner, "get_kv_connector_output")
+        return self._inner.get_kv_connector_output() if is_waited_for else self._inner.kv_connector_output
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Columns of a group's events, on the device."""
+
+    cached: list[Tensor]
+    released: Tensor
+    granted: list[Tensor]
+    shared: list[Tensor]
+
+    @classmethod
+    def of(cls, group: GroupEvents, columns: Iterator[Tensor]) -> "_Parts":
+        """Takes as many as `GroupEvents.columns` gave."""
+        kinds = [[next(columns) for _ in kind] for kind in (group.cached, group.released, group.granted, group.shared)]
+        return cls(kinds[0], kinds[1][0], kinds[2], kinds[3])
+
+
+def _settings_of(group: Group, widths: Widths, number: int, settings: PluginSettings, rank: int) -> GuardSettings:
+    return GuardSettings(
+        identity=group.identity,
+        size=PoolSize(
+            num_pages=widths.num_pages,
+            page_size=group.page_size,
+            num_rows=widths.num_rows,
+            most_pages=widths.most_pages[number],
+            null_page=NULL_PAGE,
+        ),
+        mode=settings.mode,
+        incidents=incidents_of(settings, rank, number),
+    )
+
+
+def _report_of(verdict: Verdict, group: int) -> Report:
+    for violation in verdict.violations[:_MOST_LOGGED]:
+        _LOG.error("step %d, group %d: %s", verdict.step, group, violation.text)
+    firsts = {
+        name: min((one.evidence.index or 0 for one in verdict.violations if one.request == name), default=0)
+        for name in verdict.aborted
+    }
+    return Report(
+        num_violations=len(verdict.violations) + verdict.lost,
+        ended=verdict.aborted,
+        places=tuple(Place(request=name, group=group, index=first) for name, first in firsts.items()),
+        spoiled=tuple({(group, one.evidence.page) for one in verdict.violations if one.check == "write"}),
+    )

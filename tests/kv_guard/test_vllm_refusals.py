@@ -1,0 +1,105 @@
+"""What the plugin of vLLM cannot guard, or does not know, it refuses with the name of it."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from quantkit.kv_guard.engines import vllm_plugin, vllm_targets
+from quantkit.kv_guard.engines.targets import Target, check_targets, original_of
+from quantkit.kv_guard.engines.vllm_settings import groups_of
+from quantkit.kv_guard.tracker import KvGuardError
+from tests.kv_guard import miniature_vllm as core
+from tests.kv_guard import miniature_vllm_runners as runners
+from tests.kv_guard import miniature_vllm_scheduler as scheduling
+from tests.kv_guard import miniature_vllm_worker as workers
+from tests.kv_guard import vllm_harness
+from tests.kv_guard.vllm_harness import Engine
+
+ALL_TARGETS = vllm_targets.DOORS + vllm_targets.SCHEDULER_SIDE + vllm_targets.WORKER_SIDE
+
+
+@pytest.mark.parametrize("target", ALL_TARGETS, ids=lambda target: target.name.rpartition("vllm.")[2])
+def test_every_target_is_checked(miniature, target):
+    """One that is gone, or takes something else, is named with the versions that are known."""
+    check_targets([target], vllm_targets.SUPPORTED)
+    with pytest.raises(KvGuardError, match=r"_gone, which .* is not there.*run vLLM 0\.33"):
+        check_targets([replace(target, name=f"{target.name}_gone")], vllm_targets.SUPPORTED)
+    if target.parameters is not None:
+        first, *others = target.parameters
+        with pytest.raises(KvGuardError, match=rf"{first} is new, surprise is gone; run vLLM 0\.33"):
+            check_targets([replace(target, parameters=("surprise", *others))], vllm_targets.SUPPORTED)
+
+
+@pytest.mark.parametrize("name", ["get_new_blocks", "free_blocks"])
+def test_a_scheduler_with_another_pool_is_refused_before_it_is_made(miniature, name):
+    miniature.setattr(core.BlockPool, name, lambda self, something: None)
+    with pytest.raises(KvGuardError, match=rf"BlockPool\.{name}"):
+        Engine()
+    assert original_of(scheduling.Scheduler.schedule) is None
+
+
+def test_in_mode_log_a_refusal_is_said_and_the_server_runs(miniature, caplog):
+    vllm_harness.environment(miniature, "log")
+    miniature.setattr(core.BlockPool, "reset", None, raising=False)
+    miniature.setattr(workers.Worker, "compile_or_warm_up_model", lambda self, more: None)
+    vllm_plugin.register()
+    workers.WorkerWrapperBase().init_device()
+    assert "more is new" in caplog.text
+    assert original_of(runners.RunnerV2.execute_model) is None
+
+
+@pytest.mark.parametrize("version", ["0.32.1", "0.34.0"])
+def test_another_version_is_refused(miniature, version):
+    miniature.setattr("vllm.__version__", version)
+    with pytest.raises(KvGuardError, match=rf"vLLM {version}.*run vLLM 0\.33"):
+        vllm_plugin.register()
+
+
+def test_a_mode_that_there_is_none_of_is_refused(miniature):
+    vllm_harness.environment(miniature, "abrot")
+    with pytest.raises(KvGuardError, match=r"'abrot'.*off, log, abort, halt"):
+        vllm_plugin.register()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda vllm, cache: setattr(vllm.parallel_config, "decode_context_parallel_size", 2), "several places"),
+        (
+            lambda vllm, cache: setattr(vllm.parallel_config, "distributed_executor_backend", "external_launcher"),
+            "rank",
+        ),
+        (lambda vllm, cache: setattr(vllm.parallel_config, "enable_elastic_ep", True), "elastic"),
+        (lambda vllm, cache: setattr(vllm.model_config, "is_diffusion", True), "diffusion"),
+        (lambda vllm, cache: setattr(cache, "hisparse_host_num_blocks", 5), "HiSparse"),
+        (lambda vllm, cache: cache.kv_cache_groups.clear(), "without a KV cache"),
+        (
+            lambda vllm, cache: cache.kv_cache_groups.append(
+                SimpleNamespace(kv_cache_spec=vllm_harness.MambaSpec(block_size=4))
+            ),
+            "group 1 of MambaSpec",
+        ),
+    ],
+)
+def test_what_cannot_be_guarded_is_refused(change, message):
+    vllm_config, kv_cache_config = vllm_harness.config()
+    assert len(groups_of(vllm_config, kv_cache_config)) == 1
+    change(vllm_config, kv_cache_config)
+    with pytest.raises(KvGuardError, match=message):
+        groups_of(vllm_config, kv_cache_config)
+
+
+def test_a_scheduler_that_schedules_itself_is_refused(miniature):
+    class Own(scheduling.Scheduler):
+        def schedule(self, throttle_prefills=False):
+            return super().schedule()
+
+    miniature.setattr(scheduling.SchedulerConfig, "get_scheduler_cls", lambda self: Own)
+    with pytest.raises(KvGuardError, match="Own has its own schedule"):
+        Engine()
+
+
+def test_a_target_of_no_engine_is_refused():
+    with pytest.raises(KvGuardError, match=r"no_such_engine\.core, which runs, is not there.*run Engine 1"):
+        check_targets([Target(name="no_such_engine.core", purpose="runs")], "Engine 1")

@@ -7,6 +7,7 @@ import torch
 from quantkit_kernels.kv_tag_arrays import (
     FREE_INDEX,
     HELD,
+    NEVER,
     SHARED,
     Captured,
     Check,
@@ -24,6 +25,7 @@ from quantkit_kernels.reference import kv_tags as twins
 __all__ = [
     "FREE_INDEX",
     "HELD",
+    "NEVER",
     "SHARED",
     "Captured",
     "Check",

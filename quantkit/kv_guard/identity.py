@@ -5,6 +5,7 @@ cache, the pool's role and this format of tags. Both sides of a transfer name th
 """
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType
@@ -47,7 +48,7 @@ class Chains:
 
     def behind(self, chain: Chain, tokens: Sequence[int]) -> Chain:
         """Of a whole page of ``tokens`` (ids below 2^63) that follows those of ``chain``: equal for all its readers."""
-        return self._digest(b"page", chain, b"".join(int(token).to_bytes(8, "little") for token in tokens))
+        return self._digest(b"page", chain, struct.pack(f"<{len(tokens)}Q", *tokens))
 
     def branch(self, chain: Chain, request: str, index: int) -> Chain:
         """Of logical page ``index`` that is granted before its tokens are known: one request's alone."""

@@ -5,6 +5,7 @@ cache, the pool's role and this format of tags. Both sides of a transfer name th
 """
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType
@@ -47,7 +48,7 @@ class Chains:
 
     def behind(self, chain: Chain, tokens: Sequence[int]) -> Chain:
         """Of a whole page of ``tokens`` (ids below 2^63) that follows those of ``chain``: equal for all its readers."""
-        return self._digest(b"page", chain, b"".join(int(token).to_bytes(8, "little") for token in tokens))
+        return self._digest(b"page", chain, struct.pack(f"<{len(tokens)}Q", *tokens))
 
     def of_hash(self, engine_hash: bytes) -> Chain:
         """Of a page whose chain an engine hashed already; not that of `behind`, and equal where its hashes are."""

@@ -5,7 +5,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quantkit.kv_guard.dispatch import FREE_INDEX, MARK, SHARED, Check, Expectations, PageTags, Ring, Word, twins
+from quantkit.kv_guard.dispatch import (
+    FREE_INDEX,
+    MARK,
+    NEVER,
+    SHARED,
+    Check,
+    Expectations,
+    PageTags,
+    Ring,
+    Word,
+    twins,
+)
 from quantkit.kv_guard.tracker import Held
 
 INDEX = 0xFFFF_FFFF
@@ -112,6 +123,32 @@ def accept_arrived(
     marked = seals ^ twins.mark_of(pages)
     tags.records_P3.index_put_((pages,), torch.where(is_right[:, None], ours, records))
     tags.seals_P.index_put_((pages,), torch.where(is_right, marked, tags.seals_P[pages]))
+
+
+def spoil(tags: PageTags, expectations: Expectations, pages: Tensor) -> Tensor:
+    """Give pages a seal that nothing expects; returns the rows that expect them, bool [R]."""
+    unmarked = tags.seals_P[pages] ^ twins.mark_of(pages)
+    tags.seals_P.index_put_((pages,), twins.mark_of(pages) ^ NEVER)
+    return torch.isin(expectations.seals_RL, unmarked[unmarked != NEVER]).any(1)
+
+
+def own_pages(tags: PageTags, seals: Tensor, pages: Tensor) -> Tensor:
+    """Of places that expect ``seals`` and are named ``pages``, which pages are theirs: int64 [N], -1 where none is.
+
+    The page that is named, if it is what is expected; else whichever is; else, again, the one that is named, if its tag
+    is no page's any more: what was overwritten is still held.
+    """
+    unmarked = tags.seals_P ^ twins.mark_of(torch.arange(tags.num_pages, device=pages.device))
+    ordered, order = unmarked.sort()
+    at = torch.searchsorted(ordered, seals).clamp(max=tags.num_pages - 1)
+    is_somewhere = (ordered[at] == seals) & (tags.states_P[order[at]] != 0)
+    is_inside = (pages >= 0) & (pages < tags.num_pages)
+    named = torch.where(is_inside, pages, 0)
+    is_spoiled = (
+        is_inside & (twins.record_seals(tags.records_P3[named]) != unmarked[named]) & (tags.states_P[named] != 0)
+    )
+    elsewhere = torch.where(is_somewhere, order[at], torch.where(is_spoiled, pages, -1))
+    return torch.where(is_inside & (unmarked[named] == seals), pages, elsewhere)
 
 
 def _holder_words(held: Held, seals: Tensor, line: "Line") -> dict[Word, Tensor | int]:

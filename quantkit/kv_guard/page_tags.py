@@ -133,6 +133,14 @@ class PageTagTracker:
         page_events.accept_arrived(self.tags, self._ring, pages, held, checksums, line)
         return held
 
+    def spoil(self, pages: Tensor) -> tuple[str, ...]:
+        rows = page_events.spoil(self.tags, self.expectations, pages).nonzero()[:, 0].tolist()
+        return tuple(self._names[row] for row in rows if row in self._names)
+
+    def own_pages(self, row: int, first: int, pages: Tensor) -> Tensor:
+        seals = self.expectations.seals_RL[row, first : first + len(pages)]
+        return page_events.own_pages(self.tags, seals, pages)
+
     def before_step(self, step: Step) -> int:
         if step.most_pages > self.settings.size.most_pages or len(step.rows) > self.settings.size.num_rows:
             raise KvGuardError(

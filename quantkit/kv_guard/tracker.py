@@ -131,6 +131,18 @@ class Tracker(Protocol):
     def store(self, pages: "Tensor", tags: "Tensor", checksums: "Tensor | None" = None) -> Held:
         """Tags that landed in free pages stay there for no row, as in the host's memory: a node keeps what it is."""
 
+    def spoil(self, pages: "Tensor") -> tuple[str, ...]:
+        """Who does not hold them has written to pages: nobody passes by them any more. Returns whose they were.
+
+        Asked when such a write was seen; like `own_pages`, it waits for the device.
+        """
+
+    def own_pages(self, row: int, first: int, pages: "Tensor") -> "Tensor":
+        """Of a row's logical pages from ``first`` on, which its table names ``pages``: its own ones, -1 where none is.
+
+        Asked when a request is ended because of its row: what it gives back must not be another's.
+        """
+
     def before_step(self, step: Step) -> int:
         """Check all pages that a batch will read; returns the number of the step."""
 

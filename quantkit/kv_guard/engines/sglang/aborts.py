@@ -1,0 +1,128 @@
+"""How a request is ended by name, before the tokens of its step are released.
+
+SGLang 0.5.23 has a way for forwards that ran on KV which never landed: a request with `discard_output_reason` is
+finished without the token of its prefill. For decode steps it has one for tokens that must not be committed
+(`_handle_sampling_mask_abort`); it is taken here ahead of the loop over the batch, which passes finished requests over
+where steps overlap, and is told so for this one batch where they do not.
+
+A request that is ended gives its pages back through its row, which is what was found wrong. So the row is mended first:
+places whose page is another's get the request's own page, where the pool still has it, and else page 0, which nobody
+has and which is left out of what is freed. Nothing of such a request enters the cache.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantkit.kv_guard.engines.sglang.guard import Guard
+from quantkit.kv_guard.engines.sglang.targets import ROOT
+from quantkit.kv_guard.tracker import Mode, Verdict
+from quantkit.kv_guard.violations import Fault, Violation
+
+_REASON = "A page of the KV cache was not what this request was granted; its output was withheld."
+_BESIDE = (Fault.WRITE_OUT_OF_PLACE, Fault.OUTSIDE_POOL)  # writes that hit no page of others
+_OF_A_ROW = ("before_step", "after_step", "write")
+
+
+class Aborts:
+    """Requests that were found wrong, until their rows are given back."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def judge(self, verdict: Verdict, batch: Any) -> None:
+        """Who is named is condemned; where a name is missing, or a violation was lost, the whole batch is."""
+        if self._guard.settings.mode is not Mode.ABORT:
+            return
+        self._guard.condemned.update(verdict.aborted)
+        self._condemn_victims([one for one in verdict.violations if one.check == "write" and one.fault not in _BESIDE])
+        if verdict.lost or any(_is_nameless(violation) for violation in verdict.violations):
+            self._guard.condemned.update(req.rid for req in batch.reqs)
+
+    def end(self, scheduler: Any, batch: Any) -> None:
+        """Mark the batch's condemned requests; ranks that share a batch mark the same."""
+        if self._guard.settings.mode is not Mode.ABORT:
+            return
+        flags = agreed([req.rid in self._guard.condemned for req in batch.reqs], self._guard.group)
+        for req, is_condemned in zip(batch.reqs, flags, strict=True):
+            if is_condemned and not req.finished() and not req.is_retracted:
+                self._guard.condemned.add(req.rid)
+                abort = importlib.import_module(ROOT + "managers.schedule_batch").FINISH_ABORT
+                req.discard_output_reason = abort(_REASON, HTTPStatus.INTERNAL_SERVER_ERROR)
+                if req.inflight_middle_chunks > 0 and scheduler.chunked_req is req:
+                    scheduler._pending_chunked_abort_req = req  # its next chunk never runs
+
+    def decode(self, original: Callable[..., Any], processor: Any, batch: Any, result: Any) -> Any:
+        """AROUND process_batch_result_decode."""
+        ended = [req for req in batch.reqs if self._ends_now(req)]
+        if not ended:
+            return original(processor, batch, result)
+        processor.token_to_kv_pool_allocator.free_group_begin()
+        for req in ended:
+            req.to_finish = req.discard_output_reason
+            req.update_finish_state(0)
+            processor._handle_sampling_mask_abort(req)
+        processor.token_to_kv_pool_allocator.free_group_end()
+        return original(dataclasses.replace(processor, enable_overlap=True), batch, result)
+
+    def release(self, original: Callable[..., Any], req: Any, tree_cache: Any, *, checkpoint: bool) -> Any:
+        """AROUND release_kv_cache."""
+        is_ours = self._guard.guards_rows(tree_cache.req_to_token_pool) and req.kv.holds_kv
+        if not is_ours or req.rid not in self._guard.condemned:
+            return original(req, tree_cache, checkpoint=checkpoint)
+        self._mend(req)
+        return original(req, tree_cache, checkpoint=False)
+
+    def _ends_now(self, req: Any) -> bool:
+        if req.rid not in self._guard.condemned or req.finished() or req.is_retracted:
+            return False
+        return req.discard_output_reason is not None
+
+    def _condemn_victims(self, writes: Sequence[Violation]) -> None:
+        """Tokens went to pages of others, who have read them: these are ended too, and who reads the pages later."""
+        if writes:
+            pool = self._guard.pool
+            pages = torch.tensor(
+                sorted({one.evidence.page for one in writes}), device=pool.row_pool.req_to_token.device
+            )
+            _wait_for(pages)
+            self._guard.condemned.update(pool.tracker.spoil(pages))
+
+    def _mend(self, req: Any) -> None:
+        """Let a row name what is its own. Waits for the device, as it happens once for a request that is ended."""
+        pool = self._guard.pool
+        table, row, page_size = pool.row_pool.req_to_token, req.kv.req_pool_idx, pool.page_size
+        first, last = req.kv.cache_protected_len // page_size, -(-req.kv.kv_allocated_len // page_size)
+        if first >= last:
+            return
+        _wait_for(table)
+        pages = table[row, first * page_size : last * page_size : page_size].long() // page_size
+        own = pool.tracker.own_pages(row, first, pages)
+        slots = own.clamp(min=0)[:, None] * page_size + torch.arange(page_size, device=table.device)
+        places = slots.reshape(-1)[: table.shape[1] - first * page_size]
+        table[row, first * page_size : first * page_size + len(places)] = places.to(table.dtype)
+        self._guard.has_lost_pages |= bool((own < 0).any())
+
+
+def _wait_for(tensor: Tensor) -> None:
+    """For all streams of its device."""
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
+
+
+def agreed(flags: Sequence[bool], group: Any) -> list[bool]:
+    """Of each request, whether any rank of the group says so; None is a group of one."""
+    if group is None or torch.distributed.get_world_size(group) == 1 or not flags:
+        return list(flags)
+    said = torch.tensor(flags, dtype=torch.int32)
+    torch.distributed.all_reduce(said, op=torch.distributed.ReduceOp.MAX, group=group)
+    return [bool(flag) for flag in said.tolist()]
+
+
+def _is_nameless(violation: Violation) -> bool:
+    return violation.request is None and violation.check in _OF_A_ROW

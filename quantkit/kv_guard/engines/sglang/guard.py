@@ -1,0 +1,176 @@
+"""The guard of a process: nothing until the model's pools exist, then one pool, and the steps that run on it."""
+
+import hashlib
+import importlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from quantkit.kv_guard.engines.sglang.pool import GuardedPool
+from quantkit.kv_guard.engines.sglang.settings import PluginSettings
+from quantkit.kv_guard.engines.sglang.supported import (
+    ALLOCATORS,
+    ROW_POOLS,
+    TREES,
+    check_class,
+    check_model,
+    check_options,
+    check_unused,
+)
+from quantkit.kv_guard.engines.sglang.targets import ROOT, check_installed
+from quantkit.kv_guard.identity import PoolIdentity
+from quantkit.kv_guard.settings import GuardSettings, PoolSize
+from quantkit.kv_guard.tracker import KvGuardError
+
+_log = logging.getLogger(__name__)
+_BYTES_A_PLACE = 36  # of a row's logical page: what it expects, and what a launched step captures
+_BYTES_A_PAGE = 36 + 8 + 2 * 25  # tag and state, and what the cache keeps
+
+
+class Guard:
+    """What the hooks of one process share. ``originals`` are the hooked functions by path, from before they were."""
+
+    def __init__(self, settings: PluginSettings, originals: Mapping[str, Callable[..., Any]]) -> None:
+        self.settings = settings
+        self._originals = originals
+        self._runner: Any = None
+        self._pool: GuardedPool | None = None
+        self._is_verified = False
+        self.condemned: set[str] = set()  # requests by name
+        self.has_lost_pages = False  # page 0 stands in what is freed
+        self.group: Any = None  # of the ranks that run the same batches
+        self.in_pairs: bool | None = None  # whether the cache finds prefixes by pairs of tokens; None before it exists
+
+    @property
+    def pool(self) -> GuardedPool:
+        """Asked for only where `guards` or `guards_rows` said yes."""
+        assert self._pool is not None
+        return self._pool
+
+    def guards(self, allocator: Any) -> bool:
+        """Whether these are the slots of the guarded pool; not before it is attached."""
+        return self._pool is not None and self._pool.allocator is allocator
+
+    def guards_rows(self, row_pool: Any) -> bool:
+        """The same, of rows. A draft model has pages of its own, but neither slots nor rows."""
+        return self._pool is not None and self._pool.row_pool is row_pool
+
+    def runs(self, runner: Any) -> bool:
+        """Whether this runs the model whose tokens are released, and not its draft."""
+        return self._pool is not None and self._runner is runner
+
+    def refuse(self, error: KvGuardError) -> None:
+        """Raise where a server must not run unguarded; else say so, once, and guard nothing from here on."""
+        if self.settings.is_strict:
+            raise error
+        _log.error("the KV guard is off from here on: %s", error)
+        self._pool = None
+
+    def attach(self, runner: Any) -> None:
+        """To the pools of a model that has just been made. Refuses what is not covered, or not new."""
+        if runner.is_draft_worker:
+            return
+        try:
+            if self._runner is not None:
+                raise KvGuardError("the guard is attached to a pool already", remedy="serve one model in a process")
+            self._runner = runner
+            check_class(runner.token_to_kv_pool_allocator, ALLOCATORS, "allocator")
+            check_class(runner.req_to_token_pool, ROW_POOLS, "pool of rows")
+            check_options(runner.server_args)
+            check_model(runner)
+            self._make_pool(runner)
+        except KvGuardError as error:
+            self.refuse(error)
+        self.group = importlib.import_module(ROOT + "layers.dp_attention").get_dp_tp_group().cpu_group
+
+    def attach_anew(self, allocator: Any) -> None:
+        """A pool was given another size, before the first request."""
+        if not self.guards(allocator):
+            return
+        try:
+            self._make_pool(self._runner)
+        except KvGuardError as error:
+            self.refuse(error)
+
+    def check_tree(self, tree: Any) -> None:
+        """Refuses a prefix cache that is not known."""
+        if not self.guards(tree.token_to_kv_pool_allocator):
+            return
+        try:
+            check_class(tree, TREES, "prefix cache")
+            self.in_pairs = bool(tree.tree_core.is_eagle)
+        except KvGuardError as error:
+            self.refuse(error)
+
+    def verify(self) -> None:
+        """Before the first step: is every hook in place? Half a guard would raise false alarms."""
+        if self._is_verified:
+            return
+        self._is_verified = True
+        try:
+            check_installed(self._originals)
+            if self.in_pairs is None:
+                raise KvGuardError("the prefix cache was made unseen", remedy="report how the server was started")
+        except KvGuardError as error:
+            self.refuse(error)
+
+    def _make_pool(self, runner: Any) -> None:
+        allocator, row_pool = runner.token_to_kv_pool_allocator, runner.req_to_token_pool
+        check_unused(allocator, row_pool)
+        size = _size(allocator, row_pool.req_to_token)
+        self._check_memory(size)
+        settings = GuardSettings(
+            identity=PoolIdentity(
+                model=self.settings.model or fingerprint(runner.model_config.hf_config.to_dict()),
+                layout=layout_of(runner.token_to_kv_pool, size.page_size),
+            ),
+            size=size,
+            mode=self.settings.mode,
+            ring_lines=self.settings.ring_lines,
+            incidents=of_rank(self.settings.incidents, runner),
+        )
+        self._pool = GuardedPool(settings, allocator, row_pool)
+
+    def _check_memory(self, size: PoolSize) -> None:
+        num_bytes = size.num_rows * size.most_pages * _BYTES_A_PLACE + size.num_pages * _BYTES_A_PAGE
+        most = self.settings.most_mib
+        if num_bytes > most << 20:
+            raise KvGuardError(
+                f"{num_bytes >> 20} MiB for {size.num_rows} rows of {size.most_pages} pages, above {most} MiB",
+                remedy="serve with larger pages (--page-size 64), with fewer requests, or raise most_mib",
+            )
+
+
+def _size(allocator: Any, table: Tensor) -> PoolSize:
+    """Page 0 takes what padding writes, and row 0 is read by it."""
+    page_size = int(allocator.page_size)
+    num_rows, num_tokens = table.shape
+    return PoolSize(
+        num_pages=int(allocator.size) // page_size + 1,
+        page_size=page_size,
+        num_rows=num_rows,
+        most_pages=-(-num_tokens // page_size),
+        null_page=0,
+    )
+
+
+def fingerprint(config: Mapping[str, object]) -> str:
+    """Of a model's config, without what names its place or the library that wrote it."""
+    kept = {key: value for key, value in config.items() if not key.startswith("_") and key != "transformers_version"}
+    return hashlib.blake2b(json.dumps(kept, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+
+
+def layout_of(pool: Any, page_size: int) -> str:
+    """What two pools must share before a page of one is read as a page of the other."""
+    return f"{type(pool).__name__} of {pool.layer_num} layers in {pool.store_dtype}, pages of {page_size}"
+
+
+def of_rank(path: Path | None, runner: Any) -> Path | None:
+    """Each rank writes a file of its own."""
+    options = runner.server_args
+    num_ranks = options.tp_size * options.dp_size
+    return path if path is None or num_ranks == 1 else path.with_name(f"{path.name}.rank{runner.gpu_id}")

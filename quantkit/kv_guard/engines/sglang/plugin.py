@@ -1,0 +1,86 @@
+"""What SGLang loads: the entry point of the group `sglang.srt.plugins`.
+
+SGLang catches what a plugin raises, logs it and serves without the plugin. A server that was told to abort or to halt
+must not run unguarded, so that a refusal then ends the process that loads the plugin (SystemExit, which is not caught).
+"""
+
+import importlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quantkit.kv_guard.engines.sglang.guard import Guard
+    from quantkit.kv_guard.engines.sglang.settings import PluginSettings
+
+_log = logging.getLogger(__name__)
+
+
+def load() -> None:
+    """Register the hooks, as `QUANTKIT_KV_GUARD` says. Where it is not set nothing is imported."""
+    if not os.environ.get("QUANTKIT_KV_GUARD"):
+        return
+    try:
+        _load(os.environ)
+    except ImportError as error:
+        raise SystemExit(f"the KV guard cannot be loaded: {error}; pip install 'quantkit[kernels]'") from error
+
+
+def _load(environment: Mapping[str, str]) -> None:
+    from quantkit.kv_guard.engines.sglang.settings import read_settings
+    from quantkit.kv_guard.tracker import KvGuardError, Mode
+
+    try:
+        settings = read_settings(environment)
+    except KvGuardError as error:
+        raise SystemExit(f"the KV guard refuses: {error}") from error
+    if settings.mode is Mode.OFF:
+        return
+    try:
+        register(settings)
+    except KvGuardError as error:
+        if settings.is_strict:
+            raise SystemExit(f"the KV guard refuses: {error}") from error
+        raise
+
+
+def register(settings: "PluginSettings") -> "Guard":
+    """Raises KvGuardError, before any hook is registered, where SGLang is not as it was read."""
+    from quantkit.kv_guard.engines.sglang.guard import Guard
+    from quantkit.kv_guard.engines.sglang.targets import ROOT, TARGETS, Kind, check_targets, check_version
+
+    check_version(importlib.import_module("sglang.version").__version__)
+    guard = Guard(settings, check_targets())
+    hooks = _hooks_of(guard)
+    registry = importlib.import_module(ROOT + "plugins.hook_registry")
+    for target in TARGETS:
+        if target.kind is not Kind.CALLED:
+            registry.HookRegistry.register(target.path, hooks(target.hook), registry.HookType(target.kind))
+    _log.info("KV guard: mode %s", settings.mode)
+    return guard
+
+
+def _hooks_of(guard: "Guard") -> Callable[[str], Callable[..., Any]]:
+    """Hooks by group and method."""
+    from quantkit.kv_guard.engines.sglang.aborts import Aborts
+    from quantkit.kv_guard.engines.sglang.allocation import AllocationHooks
+    from quantkit.kv_guard.engines.sglang.caching import CachingHooks
+    from quantkit.kv_guard.engines.sglang.startup import StartupHooks
+    from quantkit.kv_guard.engines.sglang.steps import StepHooks
+
+    aborts = Aborts(guard)
+    groups = {
+        "startup": StartupHooks(guard),
+        "slots": AllocationHooks(guard),
+        "caching": CachingHooks(guard),
+        "steps": StepHooks(guard, aborts),
+        "aborts": aborts,
+    }
+
+    def hook(name: str) -> Callable[..., Any]:
+        group, method = name.split(".")
+        found: Callable[..., Any] = getattr(groups[group], method)
+        return found
+
+    return hook

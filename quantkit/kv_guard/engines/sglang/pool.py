@@ -1,0 +1,116 @@
+"""A guarded pool: the tracker beside it, whose rows they are, what its cache keeps, and the events that wait.
+
+Hooks tell it what happened, in numbers that the host has; it tells the tracker, in tensors, ahead of the next forward.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantkit.kv_guard.engines.sglang.events import Events
+from quantkit.kv_guard.engines.sglang.kept_pages import KeptPages
+from quantkit.kv_guard.engines.sglang.prefixes import Prefixes, salt_of
+from quantkit.kv_guard.page_tags import PageTagTracker
+from quantkit.kv_guard.settings import GuardSettings
+
+
+@dataclass(slots=True)
+class NewPages:
+    """Pages of one allocation: ``places`` are those of their first slots among the slots that were handed out."""
+
+    places: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    owners: list[int] = field(default_factory=list)
+
+    def add(self, row: int, first: int, places: Sequence[int], owners: Sequence[int]) -> None:
+        """Pages of a row from ``first`` on."""
+        self.places += places
+        self.rows += [row] * len(places)
+        self.indices += range(first, first + len(places))
+        self.owners += owners
+
+
+class GuardedPool:
+    """Of one process: one allocator, one pool of rows, the tree above them."""
+
+    def __init__(self, settings: GuardSettings, allocator: Any, row_pool: Any) -> None:
+        device = row_pool.req_to_token.device
+        self.allocator = allocator
+        self.row_pool = row_pool
+        self.page_size = settings.size.page_size
+        self.tracker = PageTagTracker(settings, device)
+        self.events = Events(device)
+        self.kept = KeptPages(settings.size.num_pages, device)
+        self.prefixes: dict[int, Prefixes] = {}  # by row
+
+    def has(self, allocator: Any) -> bool:
+        """Whether these are its slots; a draft model has a pool of its own, but no slots of its own."""
+        return allocator is self.allocator
+
+    def open(self, row: int, request: Any) -> None:
+        """``request`` is a `Req`."""
+        salt = salt_of(request.extra_key, request.cache_salt)
+        self.prefixes[row] = Prefixes(self.tracker.chains, self.page_size, request.rid, salt)
+        self.events.add(self.tracker.open, row, request.rid)
+
+    def close(self, row: int) -> None:
+        """A row that is given back; one that was never opened, as at start, is nobody's."""
+        if self.prefixes.pop(row, None) is not None:
+            self.events.add(self.tracker.close, row)
+
+    def grant(self, slots: Tensor, pages: NewPages) -> None:
+        """``slots`` were handed out by the allocator."""
+        if pages.places:
+            self.events.add(self._grant, slots, pages)
+
+    def release(self, pages: Tensor) -> None:
+        """Pages are free."""
+        if pages.numel():
+            self.events.add(self._release, pages)
+
+    def take(self, row: int, first: int, slots: Tensor, prefixes: Sequence[bytes]) -> None:
+        """The tree takes pages of a row from ``first`` on; ``slots`` are those of the whole prefix."""
+        if prefixes:
+            self.events.add(self._take, slots, row, first, self.kept.add(prefixes))
+
+    def share(self, row: int, first: int, prefixes: Sequence[bytes]) -> None:
+        """A row reads pages of the tree from ``first`` on. One that nothing is kept for stays never granted."""
+        places, entries = self.kept.find(prefixes)
+        if entries:
+            self.events.add(self._share, row, [first + place for place in places], entries)
+
+    def clear(self) -> None:
+        """Every page is free."""
+        self.kept.clear()
+        self.events.add(self._clear)
+
+    def carry_out(self) -> None:
+        """Tell the tracker what waits, on the stream of the model."""
+        self.events.carry_out()
+        self.kept.step()
+
+    def _grant(self, slots: Tensor, pages: NewPages) -> None:
+        places, rows, indices, owners = self.events.numbers(pages.places, pages.rows, pages.indices, pages.owners)
+        self.tracker.grant(slots[places].long() // self.page_size, rows, indices, owners)
+
+    def _release(self, pages: Tensor) -> None:
+        self.kept.forget(pages)
+        self.tracker.release(pages)
+
+    def _take(self, slots: Tensor, row: int, first: int, entries: list[int]) -> None:
+        (at,) = self.events.numbers(entries)
+        indices = torch.arange(first, first + len(entries), device=slots.device)
+        pages = slots[indices * self.page_size].long() // self.page_size
+        self.kept.put(at, pages, self.tracker.cache(pages, torch.full_like(indices, row), indices))
+
+    def _share(self, row: int, places: list[int], entries: list[int]) -> None:
+        indices, at = self.events.numbers(places, entries)
+        self.tracker.share(torch.full_like(indices, row), indices, self.kept.get(at))
+
+    def _clear(self) -> None:
+        self.kept.forget_all()
+        self.tracker.clear()

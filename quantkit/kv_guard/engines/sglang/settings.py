@@ -1,0 +1,82 @@
+"""What the plugin is told: one environment variable, `QUANTKIT_KV_GUARD`, a mode or the path of a JSON file.
+
+An engine hands its plugins no options, so that there is no other way in. ``off``, and a variable that is not set, mean
+that no hook is registered.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import first_line
+from quantkit.kv_guard.tracker import KvGuardError, Mode
+
+VARIABLE = "QUANTKIT_KV_GUARD"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSettings:
+    """Keys of the JSON file, all but ``mode`` with a default.
+
+    ``incidents`` and ``metrics`` are files that are written (JSON lines, Prometheus text), with `.rankN` added where
+    there are several ranks. ``model`` is the fingerprint that both sides of a transfer must share; None takes that of
+    the model's config. ``most_mib`` bounds what the guard's arrays may take.
+    """
+
+    mode: Mode
+    incidents: Path | None = None
+    metrics: Path | None = None
+    ring_lines: int = 256
+    model: str | None = None
+    most_mib: int = 1024
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether a server must not run unguarded."""
+        return self.mode in (Mode.ABORT, Mode.HALT)
+
+
+def read_settings(environment: Mapping[str, str]) -> PluginSettings:
+    """Of `QUANTKIT_KV_GUARD`. Raises KvGuardError for what it cannot mean."""
+    text = environment.get(VARIABLE, Mode.OFF).strip()
+    if text in set(Mode):
+        return PluginSettings(mode=Mode(text))
+    if not text.endswith(".json"):
+        raise KvGuardError(f"{VARIABLE} is {text!r}", remedy=f"set it to {_modes()}, or to the path of a .json file")
+    return _read(Path(text))
+
+
+def _read(path: Path) -> PluginSettings:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise KvGuardError(
+            f"cannot be read: {first_line(error)}", remedy=f"mend what {VARIABLE} names", file=path
+        ) from error
+    if not isinstance(document, dict):
+        raise KvGuardError("is no JSON object", remedy='write {"mode": "abort"}', file=path)
+    known = {field.name for field in fields(PluginSettings)}
+    if unknown := sorted(document.keys() - known):
+        raise KvGuardError(f"unknown key {unknown[0]!r}", remedy=f"known are {', '.join(sorted(known))}", file=path)
+    return PluginSettings(**{name: _value(name, value, path) for name, value in {"mode": None, **document}.items()})
+
+
+def _value(name: str, value: object, path: Path) -> Any:
+    """As its field holds it; null is what a path or a name may be."""
+    if name == "mode":
+        if not isinstance(value, str) or value not in set(Mode):
+            raise KvGuardError(f"mode is {value!r}", remedy=f"choose {_modes()}", file=path)
+        return Mode(value)
+    if name in ("ring_lines", "most_mib"):
+        if type(value) is not int or value < 1:
+            raise KvGuardError(f"{name} is {value!r}", remedy="give a whole number above 0", file=path)
+        return value
+    if value is not None and not (isinstance(value, str) and value):
+        raise KvGuardError(f"{name} is {value!r}", remedy="give a text", file=path)
+    return value if name == "model" or value is None else Path(str(value))
+
+
+def _modes() -> str:
+    return ", ".join(Mode)

@@ -1,0 +1,77 @@
+"""What of a server the guard knows: classes of pools by name, options by value. Everything else is refused at start.
+
+A hook patches the class that it names. A subclass with methods of its own, or a feature that hands out pages by another
+path, would go on unguarded or raise false alarms, so that both are refused rather than tried.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from quantkit.kv_guard.engines.sglang.targets import ROOT
+from quantkit.kv_guard.tracker import KvGuardError
+
+ALLOCATORS = (
+    "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator",
+    "mem_cache.allocator.token.TokenToKVPoolAllocator",
+)
+ROW_POOLS = ("mem_cache.memory_pool.ReqToTokenPool",)
+TREES = ("mem_cache.unified_radix_cache.UnifiedRadixCache",)
+SPECULATION = ("NONE", "EAGLE", "EAGLE3")  # MTP is EAGLE here
+
+OPTIONS: Mapping[str, object] = {
+    "pp_size": 1,  # ranks would have to agree on whom to end
+    "attn_cp_size": 1,
+    "dcp_size": 1,
+    "enable_kv_cache_sharding": False,
+    "enable_unified_memory": False,  # pages are virtual
+    "enable_hisparse": False,
+    "enable_hierarchical_cache": False,  # pages go to the host and come back by paths of their own
+    "enable_unified_cache_external_linker": False,
+    "enable_lmcache": False,
+    "enable_flexkv": False,
+    "radix_cache_backend": None,
+    "enable_streaming_session": False,  # rows outlive their requests
+    "enable_encoder_swa_bounded_replay": False,  # a forward before the forward
+    "enable_pdmux": False,  # a forward in parts
+    "dllm_algorithm": None,  # rewrites pages that are filled
+    "disaggregation_mode": "null",  # see the package's docstring
+    "enable_pd_role_switch": False,
+}
+
+
+def check_class(found: object, known: tuple[str, ...], what: str) -> None:
+    """Raises KvGuardError for an object of another class, a subclass included."""
+    path = f"{type(found).__module__}.{type(found).__qualname__}"
+    if path not in {ROOT + name for name in known}:
+        raise KvGuardError(f"the {what} {path} is not known", remedy=f"known are {', '.join(known)}")
+
+
+def check_options(options: Any) -> None:
+    """``options`` are SGLang's server arguments. Raises KvGuardError for the first that is not covered."""
+    for name, value in OPTIONS.items():
+        given = getattr(options, name)
+        if given != value:
+            raise KvGuardError(
+                f"--{name.replace('_', '-')} is {given!r}, and the guard covers {value!r}",
+                remedy="serve without this option, or without the guard",
+            )
+
+
+def check_model(runner: Any) -> None:
+    """Raises KvGuardError for models that keep other pages than those of tokens, and for other speculation."""
+    if runner.model_config.is_encoder_decoder or runner.is_hybrid_swa:
+        raise KvGuardError("the model has encoder or window pages of its own", remedy="serve it without the guard")
+    if runner.spec_algorithm.name not in SPECULATION:
+        raise KvGuardError(
+            f"speculative decoding by {runner.spec_algorithm.name}", remedy=f"known are {', '.join(SPECULATION)}"
+        )
+
+
+def check_unused(allocator: Any, rows: Any) -> None:
+    """Raises KvGuardError where pages or rows are already handed out, of which nobody knows whose they are."""
+    num_used = allocator.size // allocator.page_size * allocator.page_size - allocator.available_size()
+    if num_used or len(rows.free_slots) != rows.size:
+        raise KvGuardError(
+            f"the pool is in use: {num_used} tokens, {rows.size - len(rows.free_slots)} rows",
+            remedy="attach the guard before the first request",
+        )

@@ -1,0 +1,241 @@
+"""Which functions of SGLang are hooked, as data, and a check that each is there as it was read.
+
+SGLang logs what goes wrong in a plugin and serves without it. So the table is checked before a hook is registered
+(`check_targets`), and what SGLang made of the registrations before the first forward (`check_installed`).
+"""
+
+import inspect
+import pkgutil
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from quantkit.errors import first_line
+from quantkit.kv_guard.tracker import KvGuardError
+
+SUPPORTED = ("0.5.23",)
+ROOT = "sglang.srt."
+
+
+class Kind(StrEnum):
+    """How SGLang calls a hook; ``CALLED`` is no hook but a function that the guard itself calls."""
+
+    BEFORE = "before"
+    AFTER = "after"
+    AROUND = "around"
+    CALLED = "called"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A function below `sglang.srt`, its parameters as `parameters_of` writes them, and the hook: group and method."""
+
+    name: str
+    kind: Kind
+    parameters: str
+    hook: str
+    purpose: str
+
+    @property
+    def path(self) -> str:
+        return ROOT + self.name
+
+
+def _target(kind: Kind, name: str, parameters: str, hook: str, purpose: str) -> Target:
+    return Target(name=name, kind=kind, parameters=parameters, hook=hook, purpose=purpose)
+
+
+def _called(name: str, parameters: str, purpose: str) -> Target:
+    return _target(Kind.CALLED, name, parameters, "", purpose)
+
+
+_PAGED = "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator."
+_TOKEN = "mem_cache.allocator.token.TokenToKVPoolAllocator."
+_ALLOC = "mem_cache.allocation."
+_ROWS = "mem_cache.memory_pool.ReqToTokenPool."
+_TREE = "mem_cache.unified_radix_cache.UnifiedRadixCache."
+_RUNNER = "model_executor.model_runner.ModelRunner."
+_SCHEDULER = "managers.scheduler.Scheduler."
+_RESULTS = "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
+_EXTEND = "self, prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens, num_new_pages="
+_DECODE = "self, seq_lens, seq_lens_cpu, last_loc"
+_RUN = "self, batch, pp_proxy_tensors="
+_BUILD = (
+    "*, server_args, model_config, tp_worker, page_size, spec_algorithm, enable_metrics, enable_kv_cache_events, "
+    "enable_hierarchical_cache, hicache_draft_plan=, dynamo_kv_event_format=, kv_event_lora_names=, draft_swa_window="
+)
+_SPECULATE = (
+    "tree_cache, req_to_token_pool, *, reqs, req_pool_indices, cur_kv_lens, cur_kv_lens_cpu, nxt_kv_lens, "
+    "nxt_kv_lens_cpu, num_needed_tokens, batch="
+)
+_FORWARD = "self, forward_batch, skip_attn_backend_init=, pp_proxy_tensors=, reinit_attn_backend=, split_forward_count="
+
+TARGETS: tuple[Target, ...] = (
+    # the pool
+    _target(
+        Kind.AFTER,
+        _RUNNER + "_init_post_memory_pool_components",
+        "self",
+        "startup.pools_made",
+        "pools exist, graphs are not captured yet: attach",
+    ),
+    _target(
+        Kind.AFTER,
+        "mem_cache.allocator.base.BaseTokenToKVPoolAllocator.resize",
+        "self, config",
+        "startup.resized",
+        "attach anew",
+    ),
+    _target(
+        Kind.AFTER,
+        "mem_cache.kv_cache_builder.build_kv_cache",
+        _BUILD,
+        "startup.tree_made",
+        "is the prefix cache one that is known?",
+    ),
+    # slots
+    _target(Kind.AFTER, _PAGED + "alloc", "self, need_size", "slots.handed_out", "slots that are handed out"),
+    _target(Kind.AFTER, _PAGED + "alloc_extend", _EXTEND, "slots.handed_out", "slots that are handed out"),
+    _target(Kind.AFTER, _PAGED + "alloc_decode", _DECODE, "slots.handed_out", "slots that are handed out"),
+    _target(Kind.BEFORE, _PAGED + "_release_page_ids", "self, *page_ids", "slots.release_pages", "pages that are free"),
+    _target(Kind.AFTER, _PAGED + "clear", "self", "slots.cleared", "every page is free"),
+    _target(Kind.AFTER, _TOKEN + "alloc", "self, need_size", "slots.handed_out", "slots that are handed out"),
+    _target(Kind.BEFORE, _TOKEN + "free", "self, free_index", "slots.free_slots", "slots that are free, or in a group"),
+    _target(Kind.AFTER, _TOKEN + "clear", "self", "slots.cleared", "every slot is free"),
+    # rows
+    _target(Kind.AROUND, _ROWS + "alloc", "self, reqs", "slots.alloc_rows", "which requests begin in which rows"),
+    _target(Kind.BEFORE, _ROWS + "free_rows", "self, indices", "slots.free_rows", "rows that end"),
+    _target(Kind.AFTER, _ROWS + "clear", "self", "slots.clear_rows", "every row ends"),
+    _target(
+        Kind.AROUND, _ALLOC + "alloc_for_extend", "batch", "slots.extend", "new pages, and cached ones that are read"
+    ),
+    _target(
+        Kind.AROUND, _ALLOC + "alloc_for_decode", "batch, token_per_req", "slots.decode", "new pages of a decode step"
+    ),
+    _target(
+        Kind.AROUND, _ALLOC + "alloc_for_spec_decode", _SPECULATE, "slots.speculate", "pages that speculation reserves"
+    ),
+    _target(
+        Kind.AROUND,
+        "beam_search.coordinator.BeamCoordinator.validate_and_init",
+        "self, req, recv_req",
+        "startup.refuse_beams",
+        "beams have rows of no request",
+    ),
+    # prefixes
+    _target(
+        Kind.AROUND,
+        _TREE + "checkpoint_into_tree",
+        "self, req, *, up_to, **kwargs",
+        "caching.checkpoint",
+        "whose pages are inserted",
+    ),
+    _target(Kind.AFTER, _TREE + "insert", "self, params", "caching.insert", "which pages the tree takes"),
+    # steps
+    _target(Kind.AROUND, _SCHEDULER + "run_batch", _RUN, "steps.run_batch", "which batch a forward is of"),
+    _target(Kind.AROUND, _RUNNER + "forward", _FORWARD, "steps.forward", "before and after a step, on its stream"),
+    _target(
+        Kind.BEFORE,
+        _SCHEDULER + "process_batch_result",
+        "self, batch, result",
+        "steps.process_batch_result",
+        "the verdict, ahead of the tokens",
+    ),
+    _target(
+        Kind.AROUND,
+        _RESULTS + "process_batch_result_decode",
+        "self, batch, result",
+        "aborts.decode",
+        "whose tokens are withheld",
+    ),
+    _target(
+        Kind.AROUND,
+        "mem_cache.common.release_kv_cache",
+        "req, tree_cache, *, checkpoint",
+        "aborts.release",
+        "an ended request gives back what is its own, and caches nothing",
+    ),
+    # what is called
+    _called(_RESULTS + "_handle_sampling_mask_abort", "self, req", "end a request without its token"),
+    _called("managers.schedule_batch.Req.update_finish_state", "self, new_accepted_len=", "end a request"),
+    _called("managers.schedule_batch.FINISH_ABORT.__init__", "self, message=, status_code=, err_type=", "say why"),
+    _called("layers.dp_attention.get_dp_tp_group", "", "ranks that run the same batches"),
+)
+
+
+_STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+
+
+def parameters_of(function: Callable[..., Any]) -> str:
+    """Names in their order, `=` behind those that may be left out, with `*` and `**` as in a definition."""
+    parts, is_keyword_only = [], False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not is_keyword_only:
+            parts.append("*")
+        is_keyword_only |= parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        stars = _STARS.get(parameter.kind, "")
+        parts.append(stars + parameter.name + ("" if parameter.default is parameter.empty else "="))
+    return ", ".join(parts)
+
+
+def check_version(version: str) -> None:
+    """Raises KvGuardError for a version that was not read; a post release is its release's."""
+    release = re.split(r"\.post|\+", version, maxsplit=1)[0]
+    if release not in SUPPORTED:
+        raise KvGuardError(f"SGLang {version} is not supported", remedy=f"supported are {', '.join(SUPPORTED)}")
+
+
+def check_targets(targets: Iterable[Target] = TARGETS) -> dict[str, Any]:
+    """Functions by path, before any hook. Raises KvGuardError for one that is missing, or takes other parameters."""
+    found = {}
+    for target in targets:
+        try:
+            function = pkgutil.resolve_name(target.path)
+        except (ImportError, AttributeError) as error:
+            raise _refusal(target, f"is missing: {first_line(error)}") from error
+        parameters = parameters_of(function)
+        if parameters != target.parameters:
+            raise _refusal(target, f"takes ({parameters}), not ({target.parameters})")
+        found[target.path] = function
+    return found
+
+
+def check_installed(originals: Mapping[str, Any], targets: Iterable[Target] = TARGETS) -> None:
+    """Raises KvGuardError for a target that is called past its hook, in its place or where it was imported."""
+    for target in targets:
+        if target.kind is Kind.CALLED:
+            continue
+        original = originals[target.path]
+        if original not in _layers(pkgutil.resolve_name(target.path)):
+            raise _refusal(target, "was not hooked: SGLang's log says why")
+        if isinstance(original, types.FunctionType) and (module := _importer_of(original, target)):
+            raise _refusal(target, f"was not hooked where {module} imported it")
+
+
+def _layers(function: Any) -> list[Any]:
+    """What a hooked function wraps, itself left out."""
+    layers = []
+    while (function := getattr(function, "__wrapped__", None)) is not None:
+        layers.append(function)
+    return layers
+
+
+def _importer_of(original: types.FunctionType, target: Target) -> str | None:
+    """A loaded module that still calls a module's function by its own name for it."""
+    if "." in original.__qualname__:
+        return None
+    name = target.name.rsplit(".", 1)[1]
+    return next(
+        (n for n, module in list(sys.modules.items()) if getattr(module, "__dict__", {}).get(name) is original), None
+    )
+
+
+def _refusal(target: Target, what: str) -> KvGuardError:
+    return KvGuardError(
+        f"{target.path} {what}",
+        remedy=f"the guard knows SGLang {', '.join(SUPPORTED)}; serve with that version, or unset the guard",
+    )

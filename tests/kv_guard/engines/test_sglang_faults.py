@@ -1,0 +1,238 @@
+"""Faults in SGLang's own state: who is affected is ended before a wrong token is sent, and the others go on."""
+
+import pytest
+import torch
+
+from quantkit.kv_guard.tracker import KvGuardError, Mode
+from quantkit.kv_guard.violations import Fault
+from tests.kv_guard.engines.small_sglang.places import srt
+
+PROMPT, OTHER = list(range(10, 23)), list(range(100, 115))
+SIZE = 4
+
+
+def ended(serving):
+    aborted = srt("managers.schedule_batch").FINISH_ABORT
+    return {rid for rid, reason in serving.ended.items() if isinstance(reason, aborted)}
+
+
+def faults(serving):
+    return {fault for fault, count in serving.guard.pool.tracker.metrics.violations.items() if count}
+
+
+def assert_ended(serving, *rids):
+    """These were ended without a token too many; nobody was sent a wrong one; no page is lost."""
+    assert ended(serving) == set(rids)
+    assert all("KV cache" in serving.ended[rid].message for rid in rids)
+    assert serving.wrong() == []
+    assert serving.num_lost() == 0
+
+
+def two_running(serve, **how):
+    serving = serve(**how)
+    requests = serving.submit("a", PROMPT, 6), serving.submit("b", OTHER, 6)
+    serving.step(*requests)
+    serving.step(*requests)
+    return serving, *requests
+
+
+def row(serving, req):
+    return serving.rows.req_to_token[req.kv.req_pool_idx]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_row_that_names_anothers_page(serve, overlap):
+    """Kind 4. The row is mended before it is given back: the other's page stays the other's."""
+    serving, a, b = two_running(serve, overlap=overlap)
+    row(serving, a)[:4] = row(serving, b)[4:8]
+    serving.finish(a, b)
+    assert faults(serving) == {Fault.OTHER_OWNER}
+    assert_ended(serving, "a")
+    assert len(serving.sent["a"]) == 2
+    assert len(serving.sent["b"]) == 6
+
+
+def test_a_row_that_is_shifted_by_a_page(serve):
+    """Kind 10."""
+    serving, a, b = two_running(serve)
+    row(serving, a)[4:12] = row(serving, a)[:8].clone()
+    serving.finish(a, b)
+    assert_ended(serving, "a")
+
+
+def test_an_old_tail_in_a_row(serve):
+    """Kind 4: the page of a request that has ended, in the place of the newest."""
+    serving, a, b = two_running(serve)
+    tail = row(serving, a)[12:16].clone()
+    serving.finish(a)
+    row(serving, b)[12:16] = tail
+    serving.finish(b)
+    assert faults(serving) <= {Fault.FREED, Fault.OTHER_OWNER}
+    assert_ended(serving, "b")
+
+
+@pytest.mark.parametrize("in_group", [False, True])
+def test_a_page_that_is_freed_twice(serve, in_group):
+    """Kind 6: named as it is freed; where it is granted to two, both are ended."""
+    serving, a, b = two_running(serve)
+    freed = row(serving, a)
+    serving.finish(a, b)
+    page = freed[16:17].long() // SIZE
+    if in_group:
+        serving.allocator.free_group_begin()
+    serving.allocator.free_page_ids(page)
+    if in_group:
+        serving.allocator.free_group_end()
+    serving.finish(serving.submit("c", [7, 8], 1))
+    assert faults(serving) == {Fault.FREED_TWICE}
+    assert serving.ended.keys() == {"a", "b", "c"}
+
+
+def test_a_page_of_two_owners(serve):
+    """Kind 6, behind the second grant."""
+    serving, a, b = two_running(serve)
+    serving.allocator.free_pages[:1] = row(serving, a)[12] // SIZE
+    serving.step(serving.submit("c", [7, 8, 9], 3))
+    serving.finish(a, b)
+    assert Fault.GRANTED_TWICE in faults(serving)
+    assert (serving.sent["c"], len(serving.sent["a"])) == ([], 2)
+    assert ended(serving) >= {"a", "c"}  # and whoever was given the page by then
+    assert serving.wrong() == []
+
+
+def test_a_cached_page_that_is_stolen(serve):
+    """Kind 7: freed, and granted to another, while the cache has it."""
+    serving = serve()
+    serving.finish(serving.submit("a", PROMPT, 1))
+    node = serving.submit("probe", PROMPT)
+    node.init_next_round_input(serving.tree)
+    page = serving.tree.path_device_indices(node.last_node)[4:8]
+    serving.allocator.free_segment(page, start_pos=0)
+    thief = serving.submit("thief", OTHER[:3], 5)
+    serving.step(thief)
+    assert int(row(serving, thief)[0] // SIZE) == int(page[0] // SIZE)
+    reader = serving.submit("reader", PROMPT, 3)
+    serving.step(reader)
+    assert serving.sent["reader"] == []
+    serving.finish(thief)
+    assert ended(serving) == {"reader"}
+    assert serving.wrong() == []
+
+
+def test_pages_of_a_prompt_in_chunks_that_are_freed_while_it_runs(serve):
+    """Kind 8: the cache has its first chunk, and it is given up with the request."""
+    serving = serve(overlap=True)
+    req = serving.submit("long", list(range(40, 64)), 2)
+    launched = serving.prefill(req, chunk=8)
+    serving.checkpoint(req)
+    serving.process(launched)
+    first = row(serving, req)[:8].clone()
+    serving.allocator.free_segment(first, start_pos=0)
+    thief = serving.submit("thief", OTHER[:3], 2)
+    serving.step(thief)
+    last = serving.prefill(req)
+    serving.process(last)
+    assert serving.sent["long"] == []
+    assert "long" in ended(serving)
+    assert serving.wrong() == []
+
+
+def test_a_prompt_in_chunks_is_not_gone_on_with(serve):
+    serving = serve(overlap=True)
+    req = serving.submit("long", list(range(40, 64)), 2)
+    serving.scheduler.chunked_req = req
+    launched = serving.prefill(req, chunk=8)
+    serving.checkpoint(req)
+    serving.process(launched)
+    row(serving, req)[:4] = 0
+    serving.process(serving.prefill(req, chunk=8))
+    assert serving.scheduler._pending_chunked_abort_req is req
+    assert serving.sent["long"] == []
+
+
+def test_a_tag_that_lands_while_a_step_runs(serve):
+    """Kinds 1 and 2: a late transfer into a page that was granted anew is seen behind the step that read it."""
+    serving, a, b = two_running(serve)
+    tracker = serving.guard.pool.tracker
+    page = row(serving, a)[4:5].long() // SIZE
+    late = torch.tensor([[123, 456, 789, 1]])
+    serving.before_compute.append(lambda: tracker.land(page, late))
+    serving.step(a, b)
+    serving.before_compute.clear()
+    serving.finish(b)
+    assert faults(serving) == {Fault.TORN}
+    assert_ended(serving, "a")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_row_that_writes_to_anothers_page(serve, overlap):
+    """The other has read what was written, in the same step: both are ended before they are sent anything of it."""
+    serving, a, b = two_running(serve, overlap=overlap)
+    bystander = serving.submit("c", [1, 2, 3], 6)
+    serving.step(bystander)
+    row(serving, a)[12:16] = row(serving, b)[4:8]
+    serving.finish(a, b, bystander)
+    assert_ended(serving, "a", "b")
+    assert len(serving.sent["c"]) == 6
+
+
+def test_a_cached_page_that_was_written_to_is_read_by_nobody(serve):
+    serving, a, b = two_running(serve)
+    serving.finish(a)
+    probe = serving.submit("probe", PROMPT)
+    probe.init_next_round_input(serving.tree)
+    batch, _ = serving.decode(b, run=False)
+    batch.out_cache_loc = serving.tree.path_device_indices(probe.last_node)[4:5]
+    serving.process((batch, serving.scheduler.run_batch(batch)))
+    serving.finish(serving.submit("c", PROMPT))
+    assert_ended(serving, "b", "c")
+
+
+def test_a_token_beside_its_place(serve):
+    """The write side, in a page of its own."""
+    serving, a, b = two_running(serve)
+    batch, _ = serving.decode(b, run=False)
+    batch.out_cache_loc = batch.out_cache_loc + 2
+    serving.process((batch, serving.scheduler.run_batch(batch)))
+    serving.finish(a)
+    assert faults(serving) == {Fault.WRITE_OUT_OF_PLACE}
+    assert_ended(serving, "b")
+
+
+def test_a_violation_that_is_lost_ends_the_whole_batch(serve):
+    serving, a, b = two_running(serve, settings={"ring_lines": 1})
+    row(serving, a)[:4] = row(serving, b)[:4]
+    serving.finish(a, b)
+    assert ended(serving) == {"a", "b"}
+    assert serving.wrong() == []
+
+
+def test_halt_ends_the_server(serve):
+    serving, a, b = two_running(serve, mode=Mode.HALT)
+    row(serving, a)[:4] = row(serving, b)[:4]
+    with pytest.raises(KvGuardError, match="request a, physical page"):
+        serving.step(a, b)
+    assert len(serving.sent["a"]) == 2
+
+
+def test_log_names_and_goes_on(serve, caplog):
+    serving, a, b = two_running(serve, mode=Mode.LOG)
+    right = row(serving, a)[:4].clone()
+    row(serving, a)[:4] = row(serving, b)[:4]
+    serving.step(a, b)
+    row(serving, a)[:4] = right
+    serving.finish(a, b)
+    assert "KV guard, step 2: request a, physical page" in caplog.text
+    assert serving.wrong() == ["a"]
+    assert ended(serving) == set()
+
+
+def test_a_name_that_is_used_again_is_not_ended_for_it(serve):
+    serving, a, b = two_running(serve)
+    row(serving, a)[:4] = row(serving, b)[:4]
+    serving.finish(a, b)
+    del serving.ended["a"]
+    again = serving.submit("a", PROMPT, 3)
+    serving.finish(again)
+    assert "a" in serving.ended
+    assert "a" not in ended(serving)

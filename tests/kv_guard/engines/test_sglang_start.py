@@ -1,0 +1,224 @@
+"""What the plugin refuses, and how: by name, before a request is served, and never in silence."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from quantkit.kv_guard.engines.sglang.settings import PluginSettings, read_settings
+from quantkit.kv_guard.engines.sglang.targets import check_version
+from quantkit.kv_guard.tracker import KvGuardError, Mode
+from tests.kv_guard.engines.serving_loop import Serving
+from tests.kv_guard.engines.small_sglang.places import srt
+
+PROMPT = list(range(10, 23))
+
+
+def test_a_target_that_is_missing(engine, serve, monkeypatch):
+    monkeypatch.delattr(srt("mem_cache.allocator.paged").PagedTokenToKVPoolAllocator, "_release_page_ids")
+    with pytest.raises(KvGuardError, match=r"PagedTokenToKVPoolAllocator\._release_page_ids is missing.*0\.5\.23"):
+        serve()
+
+
+def test_a_module_that_is_missing(engine, serve, monkeypatch):
+    monkeypatch.delitem(sys.modules, "sglang.srt.beam_search.coordinator")
+    monkeypatch.delattr(sys.modules["sglang.srt.beam_search"], "coordinator")
+    with pytest.raises(KvGuardError, match=r"BeamCoordinator\.validate_and_init is missing"):
+        serve()
+
+
+def test_a_target_with_other_parameters(engine, serve, monkeypatch):
+    def release(self, page_ids, *, later=False):
+        raise AssertionError
+
+    monkeypatch.setattr(srt("mem_cache.allocator.paged").PagedTokenToKVPoolAllocator, "_release_page_ids", release)
+    with pytest.raises(KvGuardError, match=r"takes \(self, page_ids, \*, later=\), not \(self, \*page_ids\)"):
+        serve()
+
+
+def test_no_hook_is_registered_where_one_is_missing(engine, serve, monkeypatch):
+    monkeypatch.delattr(srt("managers.scheduler").Scheduler, "run_batch")
+    with pytest.raises(KvGuardError):
+        serve()
+    assert not srt("plugins.hook_registry").HookRegistry._hooks
+
+
+@pytest.mark.parametrize(("version", "is_known"), [("0.5.23", True), ("0.5.23.post1", True), ("0.5.24", False)])
+def test_versions(version, is_known):
+    if is_known:
+        check_version(version)
+    else:
+        with pytest.raises(KvGuardError, match=r"SGLang 0\.5\.24 is not supported; supported are 0\.5\.23"):
+            check_version(version)
+
+
+def test_a_hook_that_was_not_applied(engine, serve, monkeypatch):
+    """The registry logs and swallows; the first step does not."""
+    registry = srt("plugins.hook_registry").HookRegistry
+    apply = registry._apply_target.__func__
+
+    def fail(cls, target, hooks):
+        if target.endswith("free_rows"):
+            raise RuntimeError("somebody else patched it")
+        apply(cls, target, hooks)
+
+    monkeypatch.setattr(registry, "_apply_target", classmethod(fail))
+    serving = serve()
+    with pytest.raises(KvGuardError, match=r"ReqToTokenPool\.free_rows was not hooked: SGLang's log says why"):
+        serving.step(serving.submit("a", PROMPT))
+    assert serving.sent["a"] == []
+
+
+def test_a_function_that_a_module_still_calls_unhooked(engine, serve):
+    original = srt("mem_cache.allocation").alloc_for_decode
+    serving = serve()
+    srt("managers.schedule_batch").alloc_for_decode = original
+    with pytest.raises(KvGuardError, match=r"not hooked where sglang\.srt\.managers\.schedule_batch imported it"):
+        serving.step(serving.submit("a", PROMPT))
+
+
+def test_a_guard_that_logs_goes_off_with_a_word(engine, serve, caplog):
+    original = srt("mem_cache.allocation").alloc_for_decode
+    serving = serve(mode=Mode.LOG)
+    srt("managers.schedule_batch").alloc_for_decode = original
+    serving.finish(serving.submit("a", PROMPT))
+    assert "the KV guard is off from here on" in caplog.text
+    assert serving.wrong() == []
+
+
+def test_an_allocator_of_another_class(engine, serve, monkeypatch):
+    paged = srt("mem_cache.allocator.paged").PagedTokenToKVPoolAllocator
+    subclass = type("NPUPagedTokenToKVPoolAllocator", (paged,), {})
+    monkeypatch.setattr(srt("mem_cache.allocator.paged"), "PagedTokenToKVPoolAllocator", subclass)
+    with pytest.raises(KvGuardError, match=r"the allocator .*NPUPagedTokenToKVPoolAllocator is not known"):
+        serve()
+
+
+def test_a_prefix_cache_of_another_class(engine, serve, monkeypatch):
+    tree = srt("mem_cache.unified_radix_cache").UnifiedRadixCache
+    monkeypatch.setattr(srt("mem_cache.unified_radix_cache"), "UnifiedRadixCache", type("LMCache", (tree,), {}))
+    with pytest.raises(KvGuardError, match=r"the prefix cache .*LMCache is not known"):
+        serve()
+
+
+@pytest.mark.parametrize(
+    "option", [{"enable_hierarchical_cache": True}, {"pp_size": 2}, {"disaggregation_mode": "decode"}]
+)
+def test_options_that_are_not_covered(serve, option):
+    (name,) = option
+    with pytest.raises(KvGuardError, match=f"--{name.replace('_', '-')} is .*, and the guard covers"):
+        serve(**option)
+
+
+def test_a_guard_that_is_attached_twice(serve):
+    serving = serve()
+    with pytest.raises(KvGuardError, match="attached to a pool already"):
+        serving.runner._init_post_memory_pool_components()
+
+
+def test_a_pool_that_is_in_use(engine, serve, monkeypatch):
+    start = Serving.start
+
+    def late(self):
+        self.allocator.alloc(8)
+        return start(self)
+
+    monkeypatch.setattr(Serving, "start", late)
+    with pytest.raises(KvGuardError, match=r"the pool is in use: 8 tokens, 0 rows; attach the guard before"):
+        serve()
+
+
+def test_a_pool_that_is_given_another_size(serve):
+    """Behind the capture of graphs; behind the first request it is refused."""
+    serving = serve()
+    serving.allocator.resize(SimpleNamespace(max_total_num_tokens=20 * 4))
+    assert serving.guard.pool.tracker.tags.num_pages == 21
+    req = serving.submit("a", PROMPT)
+    serving.step(req)
+    serving.finish(req)
+    with pytest.raises(KvGuardError, match="in use"):
+        serving.rows.alloc_rows(1)
+        serving.allocator.resize(SimpleNamespace(max_total_num_tokens=30 * 4))
+
+
+def test_arrays_that_take_too_much(serve):
+    with pytest.raises(KvGuardError, match=r"MiB for 7 rows of 8388608 pages, above 1024.*--page-size 64"):
+        serve(page_size=1, context=1 << 23)
+
+
+def test_slots_by_a_path_that_is_not_known(serve):
+    serving = serve()
+    with pytest.raises(KvGuardError, match="4 slots were handed out by a path"):
+        serving.allocator.alloc(4)
+
+
+def test_a_draft_model_is_not_guarded(serve):
+    serving = serve()
+    draft = srt("model_executor.model_runner").ModelRunner(
+        pools=(serving.rows, serving.allocator, None),
+        options=serving.options,
+        compute=lambda forward: torch.zeros(1),
+        is_draft_worker=True,
+        others=(None, None),
+    )
+    draft._init_post_memory_pool_components()
+    steps = serving.guard.pool.tracker.metrics.checks
+    draft.forward(SimpleNamespace())
+    assert serving.guard.pool.tracker.metrics.checks == steps
+
+
+def test_beams_are_refused_alone(serve):
+    serving = serve()
+    coordinator = srt("beam_search.coordinator").BeamCoordinator(serving.rows)
+    assert "not covered by the KV guard" in coordinator.validate_and_init(None, None)
+
+
+def test_settings(tmp_path):
+    assert read_settings({}).mode is Mode.OFF
+    assert read_settings({"QUANTKIT_KV_GUARD": "abort"}) == PluginSettings(mode=Mode.ABORT)
+    path = tmp_path / "guard.json"
+    path.write_text(json.dumps({"mode": "halt", "incidents": "x.jsonl", "ring_lines": 8, "model": None}))
+    settings = read_settings({"QUANTKIT_KV_GUARD": str(path)})
+    assert (settings.mode, settings.incidents.name, settings.ring_lines) == (Mode.HALT, "x.jsonl", 8)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"mode": "stop"}, "mode is 'stop'; choose off, log, abort, halt"),
+        ({}, "mode is None"),
+        ({"mode": "log", "ring": 3}, "unknown key 'ring'"),
+        ({"mode": "log", "ring_lines": True}, "ring_lines is True"),
+        ({"mode": "log", "incidents": 3}, "incidents is 3"),
+        ([], "is no JSON object"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_settings_that_mean_nothing(tmp_path, document, message):
+    path = tmp_path / "guard.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    with pytest.raises(KvGuardError, match=message):
+        read_settings({"QUANTKIT_KV_GUARD": str(path)})
+
+
+@pytest.mark.parametrize(("value", "says"), [("", ""), ("off", ""), ("abrot", "'abrot'"), ("abort", "No module named")])
+def test_the_entry_point(value, says):
+    """In a process without SGLang: a refusal ends it; what is off imports nothing."""
+    code = (
+        "import sys; from importlib.metadata import entry_points\n"
+        "from quantkit.kv_guard.engines.sglang.plugin import load; load()\n"
+        "assert 'torch' not in sys.modules or sys.argv[1]"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, value],
+        env={"QUANTKIT_KV_GUARD": value, "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == (1 if says else 0), done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,120 @@
+"""The plugin against SGLang 0.5.23 itself: every target, and the scenarios on its own allocators, caches, processing.
+
+Runs where `QUANTKIT_SGLANG` names the folder of the unpacked wheel, in a process of its own:
+`QUANTKIT_SGLANG=... pytest tests/kv_guard/engines/test_sglang_wheel.py`.
+"""
+
+import ast
+import inspect
+import pkgutil
+
+import pytest
+
+from quantkit.kv_guard.engines.sglang.supported import ALLOCATORS, OPTIONS, ROW_POOLS, TREES
+from quantkit.kv_guard.engines.sglang.targets import ROOT, TARGETS, parameters_of
+from tests.kv_guard.engines.small_sglang import places
+from tests.kv_guard.engines.test_sglang_faults import *  # noqa: F403  the same scenarios
+from tests.kv_guard.engines.test_sglang_hooks import *  # noqa: F403
+from tests.kv_guard.engines.wheel import enter, folder
+from tests.kv_guard.engines.wheel_serving import MINIATURE, WheelServing, install
+
+pytestmark = [
+    pytest.mark.skipif(folder() is None, reason="no wheel of SGLang is at hand (QUANTKIT_SGLANG)"),
+    pytest.mark.filterwarnings("ignore"),  # the wheel's
+]
+REAL = (
+    "mem_cache.unified_radix_cache",
+    "mem_cache.allocation",
+    "managers.scheduler_components.batch_result_processor",
+    "managers.utils",
+    "speculative.eagle_utils",
+    "beam_search.coordinator",
+)
+
+
+@pytest.fixture(scope="session")
+def wheel():
+    enter(folder(), ["sglang.version", *(ROOT + name for name in REAL)])
+    return folder()
+
+
+@pytest.fixture(params=["python", "rust"])
+def engine(request, wheel, monkeypatch):
+    install(monkeypatch)
+    overrides = []
+
+    class Published(WheelServing):
+        core = request.param
+
+        def start(self):
+            overrides.append(self.publish())
+            return super().start()
+
+    yield Published
+    for override in overrides:
+        override.restore()
+
+
+def source_of(path):
+    """A function as the wheel defines it, without running its module: of its parameters alone."""
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        file = folder().joinpath(*parts[:end]).with_suffix(".py")
+        if file.exists():
+            body = ast.parse(file.read_text()).body
+            break
+    for name in parts[end:]:
+        found = next(node for node in body if getattr(node, "name", None) == name)
+        body = found.body
+    assert isinstance(found, ast.FunctionDef)
+    found.decorator_list, found.returns = [], None
+    found.body = [ast.Pass()]
+    arguments = found.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    for argument in filter(None, every):
+        argument.annotation = None
+    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
+    arguments.kw_defaults = [value and ast.Constant(None) for value in arguments.kw_defaults]
+    names = {}
+    exec(compile(ast.Module([found], []), path, "exec"), names)
+    return names[found.name]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_a_target_is_as_it_was_read(target):
+    assert parameters_of(source_of(target.path)) == target.parameters
+
+
+def test_the_miniature_has_the_wheels_parameters(monkeypatch):
+    """Of each function and method that the miniature has, as far as it takes them."""
+    differ = []
+    for name, module in places.modules().items():
+        for thing in vars(module).values():
+            if getattr(thing, "__module__", None) != name:
+                continue
+            functions = (
+                [thing] if inspect.isfunction(thing) else [f for f in vars(thing).values() if inspect.isfunction(f)]
+            )
+            for function in functions:
+                path = f"{name}.{function.__qualname__}"
+                if any(path == target.path for target in TARGETS):
+                    theirs = parameters_of(source_of(path))
+                    differ += [path] if parameters_of(function) != theirs else []
+    assert differ == []
+
+
+@pytest.mark.parametrize("name", [*ALLOCATORS, *ROW_POOLS, *TREES])
+def test_a_class_that_is_known_exists(wheel, name):
+    assert inspect.isclass(pkgutil.resolve_name(ROOT + name))
+
+
+def test_the_options_exist(wheel):
+    fields = {
+        node.target.id
+        for file in (wheel / "sglang/srt/arg_groups/fields").glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.AnnAssign)
+    }
+    assert OPTIONS.keys() <= fields
+    assert {"tp_size", "dp_size"} <= fields
+    assert all(name not in MINIATURE for name in ALLOCATORS)

@@ -1,0 +1,84 @@
+"""The serving loop on the wheel's own allocators, rows, prefix cache, requests and result processing.
+
+Of the miniature remain the scheduler's loop, the model's runner and the function that builds the cache, whose modules
+cannot be imported without a GPU's libraries. Their parameters are compared with the wheel's.
+"""
+
+import sys
+from types import SimpleNamespace
+
+from tests.kv_guard.engines.serving_loop import VOCABULARY, Serving
+from tests.kv_guard.engines.small_sglang import places
+
+MINIATURE = ("managers.scheduler", "mem_cache.kv_cache_builder", "model_executor.model_runner")
+
+
+def install(monkeypatch):
+    """The miniature's modules among the wheel's."""
+    for name, module in places.modules(MINIATURE).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    places.srt("managers.scheduler").checkpoint_kv_cache = places.srt("mem_cache.common").checkpoint_kv_cache
+
+
+class WheelServing(Serving):
+    core = "python"
+
+    def make_cache(self, disable):
+        components = places.srt("mem_cache.unified_cache.components").ComponentType
+        params = places.srt("mem_cache.cache_init_params").CacheInitParams(
+            disable=disable,
+            req_to_token_pool=self.rows,
+            token_to_kv_pool_allocator=self.allocator,
+            page_size=self.page_size,
+            is_eagle=self.speculation.is_eagle(),
+            tree_components=(components.FULL,),
+            tree_core_backend=self.core,
+        )
+        return places.srt("mem_cache.unified_radix_cache").UnifiedRadixCache(params)
+
+    def make_processor(self):
+        def nothing(*args, **kwargs):
+            return None
+
+        reporter = SimpleNamespace(
+            num_generated_tokens=0,
+            forward_ct_decode=0,
+            report_decode_stats=nothing,
+            report_prefill_stats=nothing,
+            update_spec_metrics=nothing,
+            snapshot_spec_decode_metrics=nothing,
+        )
+        modes = places.srt("disaggregation.utils").DisaggregationMode
+        return places.srt("managers.scheduler_components.batch_result_processor").SchedulerBatchResultProcessor(
+            is_generation=True,
+            disaggregation_mode=modes.NULL,
+            enable_overlap=self.overlap,
+            enable_overlap_mlx=False,
+            model_config=SimpleNamespace(vocab_size=VOCABULARY),
+            token_to_kv_pool_allocator=self.allocator,
+            tree_cache=self.tree,
+            hisparse_coordinator=None,
+            req_to_token_pool=self.rows,
+            decode_offload_manager=None,
+            metrics_collector=None,
+            metrics_reporter=reporter,
+            draft_worker=None,
+            model_worker=SimpleNamespace(on_verify_complete_cpu=nothing),
+            logprob_result_processor=None,
+            output_streamer=self,
+            beam_coordinator=SimpleNamespace(commit_decode=lambda batch: set()),
+            abort_request=nothing,
+        )
+
+    def make_request(self, rid, tokens, max_new, **names):
+        params = places.srt("sampling.sampling_params").SamplingParams(max_new_tokens=max_new, ignore_eos=True)
+        params.normalize(None)
+        return places.srt("managers.schedule_batch").Req(rid, "", tokens, params, vocab_size=VOCABULARY, **names)
+
+    def publish(self):
+        """The config that SGLang's functions read; returns what takes it back."""
+        context = places.srt("runtime_context").get_context()
+        algorithm = "EAGLE" if self.speculation.is_eagle() else None
+        override = context.override_server_args(attention_backend="torch_native", speculative_algorithm=algorithm)
+        override.install()
+        return override

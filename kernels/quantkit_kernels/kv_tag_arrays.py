@@ -15,7 +15,9 @@ from torch import Tensor
 TAG_BYTES = 32
 GENERATION, OWNER, PLACE = range(3)  # columns of a record; PLACE: logical index | checksum << 32
 FREE_INDEX = 0xFFFF_FFFF  # the logical index of a page that nobody holds
-NEVER = 0  # expected of a logical page that its row was never granted
+NEVER = 0  # expected of nothing: by a row that is not open, and of pages that a window has left behind
+UNGRANTED = 1  # expected of a logical page that an open row was not granted: no null page may stand there
+SPOILED = 2  # the seal, without its mark, of a page into which a token was stored that does not belong there
 
 LINE_WORDS = 16
 

@@ -7,7 +7,10 @@ import torch
 from quantkit_kernels.kv_tag_arrays import (
     FREE_INDEX,
     HELD,
+    NEVER,
     SHARED,
+    SPOILED,
+    UNGRANTED,
     Captured,
     Check,
     Expectations,
@@ -24,7 +27,10 @@ from quantkit_kernels.reference import kv_tags as twins
 __all__ = [
     "FREE_INDEX",
     "HELD",
+    "NEVER",
     "SHARED",
+    "SPOILED",
+    "UNGRANTED",
     "Captured",
     "Check",
     "Expectations",

@@ -5,8 +5,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quantkit.kv_guard.dispatch import FREE_INDEX, SHARED, Check, Expectations, PageTags, Ring, Word, twins
-from quantkit.kv_guard.tracker import Held
+from quantkit.kv_guard.dispatch import (
+    FREE_INDEX,
+    HELD,
+    NEVER,
+    SHARED,
+    SPOILED,
+    Captured,
+    Check,
+    Expectations,
+    PageTags,
+    Ring,
+    Word,
+    twins,
+)
+from quantkit.kv_guard.settings import PoolSize
+from quantkit.kv_guard.tracker import Held, Step
 
 INDEX = 0xFFFF_FFFF
 _MOST_PAGES = 1 << 31
@@ -41,12 +55,12 @@ def free_all(tags: PageTags, first_generation: int) -> None:
     twins.put_tags(tags, pages, torch.stack((granted, torch.zeros_like(granted), granted * 0 + FREE_INDEX), 1))
 
 
-def grant_unbound(tags: PageTags, ring: Ring, pages: Tensor, line: Line) -> None:
-    """Free pages are taken for no row; one that is held is a violation."""
+def reserve_pages(tags: PageTags, ring: Ring, pages: Tensor, line: Line) -> None:
+    """Free pages are taken for no row; one that is held is a violation. Their tags are those that will land."""
     is_held = tags.states_P[pages] != 0
     words = {Word.STEP: line.step, Word.CHECK: Check.GRANT, Word.ROW: line.rows}
     twins.append_lines(ring, is_held, words | twins.found_words(tags, pages))
-    tags.states_P.index_fill_(0, pages, SHARED)
+    tags.states_P.index_fill_(0, pages, HELD)
 
 
 def held_by(expectations: Expectations, rows: Tensor, indices: Tensor) -> Held:
@@ -68,6 +82,34 @@ def land_tags(tags: PageTags, pages: Tensor, wire: Tensor) -> None:
     """As a transfer does it: what was there is gone, and the seal keeps the mark of the page that it left."""
     tags.seals_P.index_put_((pages,), wire[:, 0])
     tags.records_P3.index_put_((pages,), wire[:, 1:])
+
+
+def read_again(captured: Captured, step: Step, size: PoolSize) -> None:
+    """The pages that a step read are those that its rows name now, where nothing may write them while it runs."""
+    index_1L = torch.arange(step.most_pages, device=step.table.device)[None]
+    columns = (index_1L * size.page_size if step.by_token else index_1L).clamp(max=step.table.shape[1] - 1)
+    entries = step.table[step.rows.long()[:, None], columns]
+    pages = (entries // size.page_size if step.by_token else entries).to(torch.int32)
+    there = captured.pages_BL[: len(step.rows), : step.most_pages]
+    there.copy_(torch.where(there == -1, there, pages))
+
+
+def spoil_pages(
+    tags: PageTags, expectations: Expectations, slots: Tensor, rows: Tensor, positions: Tensor, size: PoolSize
+) -> None:
+    """Where a token of a step does not belong it is stored all the same: the page fails from here on, whoever reads it."""
+    pages, indices = slots // size.page_size, positions // size.page_size
+    is_inside = (slots >= 0) & (pages != size.null_page) & (pages < tags.num_pages)
+    safe = torch.where(is_inside, pages, 0)
+    is_place = (indices >= 0) & (indices < size.most_pages) & (rows >= 0) & (rows < size.num_rows)
+    at = torch.where(is_place, rows, 0), torch.where(is_place, indices, 0)
+    seals = torch.where(is_place, expectations.seals_RL[at], NEVER)
+    is_own = (tags.seals_P[safe] ^ twins.mark_of(safe) == seals) & (tags.states_P[safe] != SHARED)
+    is_own &= slots % size.page_size == positions % size.page_size
+    spoiled = torch.zeros(tags.num_pages + 1, dtype=torch.bool, device=pages.device)
+    spoiled.index_fill_(0, torch.where(is_inside & ~is_own, safe, tags.num_pages), True)
+    marks = twins.mark_of(torch.arange(tags.num_pages, device=pages.device))
+    tags.seals_P.copy_(torch.where(spoiled[:-1], marks ^ SPOILED, tags.seals_P))
 
 
 def unmix(x: Tensor) -> Tensor:

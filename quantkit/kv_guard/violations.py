@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from quantkit.kv_guard.dispatch import Check, Word
+from quantkit.kv_guard.dispatch import NEVER, SPOILED, UNGRANTED, Check, Word
 from quantkit.kv_guard.seals import FREE_INDEX, INDEX, mark_of, page_of_mark, seal_of
 
 _MOST_PAGES = 1 << 31
@@ -25,6 +25,7 @@ class Fault(StrEnum):
     FREED_TWICE = "freed_twice"
     WRITE_TO_SHARED = "write_to_shared"
     WRITE_OUT_OF_PLACE = "write_out_of_place"
+    SPOILED = "spoiled"
     NOT_ARRIVED = "not_arrived"
     CONTENT = "content"
 
@@ -42,6 +43,7 @@ MEANING: Mapping[Fault, str] = {
     Fault.FREED_TWICE: "the page was released while it was free",
     Fault.WRITE_TO_SHARED: "a token would be stored in a page that others read",
     Fault.WRITE_OUT_OF_PLACE: "a token would be stored at another offset than that of its position",
+    Fault.SPOILED: "a token was stored in the page that does not belong there",
     Fault.NOT_ARRIVED: "the transfer was said to be complete and has not reached the page",
     Fault.CONTENT: "the content has another checksum than it left with",
 }
@@ -159,17 +161,27 @@ def _fault_of(evidence: Evidence, check: Check, num_pages: int, page_size: int) 
     """The first that explains it; what the seal says comes before what the record says."""
     if not 0 <= evidence.page < num_pages:
         return Fault.OUTSIDE_POOL
-    if evidence.expected_seal == 0:
+    if evidence.expected_seal in (NEVER, UNGRANTED):
         return Fault.NEVER_GRANTED
-    if evidence.found_seal != evidence.expected_seal:
-        return _difference(evidence, has_travelled=check is Check.ARRIVAL)
-    if check is Check.ARRIVAL:
+    if evidence.found_seal == SPOILED:
+        return Fault.SPOILED
+    is_right = evidence.found_seal == evidence.expected_seal
+    if check is Check.ARRIVAL and (is_right or _is_reserved(evidence)):
         return Fault.NOT_ARRIVED
-    if check is Check.HOLDER:
-        return Fault.FREED
+    if not is_right:
+        return _difference(evidence, has_travelled=check is Check.ARRIVAL)
+    return Fault.FREED if check is Check.HOLDER else _fault_of_write(evidence, page_size)
+
+
+def _fault_of_write(evidence: Evidence, page_size: int) -> Fault:
     assert evidence.slot is not None, evidence
     is_out = evidence.slot % page_size != (evidence.position or 0) % page_size
     return Fault.WRITE_OUT_OF_PLACE if is_out else Fault.WRITE_TO_SHARED
+
+
+def _is_reserved(evidence: Evidence) -> bool:
+    """A page that was taken for no row has the tag of a free one until something lands."""
+    return evidence.index is None and evidence.found.index is None
 
 
 def _difference(evidence: Evidence, *, has_travelled: bool) -> Fault:

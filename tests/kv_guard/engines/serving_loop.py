@@ -48,6 +48,7 @@ class Batch:
     return_logprob = return_hidden_states = False
     hisparse_coordinator = decoding_reqs = prefill_stats = mamba_track_mask_cpu = None
     has_grammar = False
+    return_hidden_states_mode, spec_info = 0, None
     device = "cpu"
 
     def __init__(self, serving, reqs, mode):

@@ -76,7 +76,7 @@ def source_of(path):
     arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
     arguments.kw_defaults = [value and ast.Constant(None) for value in arguments.kw_defaults]
     names = {}
-    exec(compile(ast.Module([found], []), path, "exec"), names)
+    exec(compile(ast.fix_missing_locations(ast.Module([found], [])), path, "exec"), names)
     return names[found.name]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quantkit.kv_guard.dispatch import FREE_INDEX, NEVER, SHARED, Check, Expectations, PageTags, Ring, Word, twins
+from quantkit.kv_guard.dispatch import FREE_INDEX, HELD, NEVER, SHARED, Check, Expectations, PageTags, Ring, Word, twins
 from quantkit.kv_guard.tracker import Held
 
 INDEX = 0xFFFF_FFFF
@@ -121,11 +121,11 @@ def spoil(tags: PageTags, expectations: Expectations, pages: Tensor) -> Tensor:
     return torch.isin(expectations.seals_RL, unmarked[unmarked != NEVER]).any(1)
 
 
-def own_pages(tags: PageTags, seals: Tensor, pages: Tensor) -> Tensor:
+def own_pages(tags: PageTags, expectations: Expectations, seals: Tensor, pages: Tensor) -> Tensor:
     """Of places that expect ``seals`` and are named ``pages``, which pages are theirs: int64 [N], -1 where none is.
 
-    The page that is named, if it is what is expected; else whichever is; else, again, the one that is named, if its tag
-    is no page's any more: what was overwritten is still held.
+    The page that is named, if it is what is expected; else whichever is; else, again, the one that is named, if it is
+    held and its tag is expected by no row: what lies there was written over it.
     """
     unmarked = tags.seals_P ^ twins.mark_of(torch.arange(tags.num_pages, device=pages.device))
     ordered, order = unmarked.sort()
@@ -133,10 +133,8 @@ def own_pages(tags: PageTags, seals: Tensor, pages: Tensor) -> Tensor:
     is_somewhere = (ordered[at] == seals) & (tags.states_P[order[at]] != 0)
     is_inside = (pages >= 0) & (pages < tags.num_pages)
     named = torch.where(is_inside, pages, 0)
-    is_spoiled = (
-        is_inside & (twins.record_seals(tags.records_P3[named]) != unmarked[named]) & (tags.states_P[named] != 0)
-    )
-    elsewhere = torch.where(is_somewhere, order[at], torch.where(is_spoiled, pages, -1))
+    is_nobodys = (tags.states_P[named] == HELD) & ~torch.isin(unmarked[named], expectations.seals_RL)
+    elsewhere = torch.where(is_somewhere, order[at], torch.where(is_inside & is_nobodys, pages, -1))
     return torch.where(is_inside & (unmarked[named] == seals), pages, elsewhere)
 
 

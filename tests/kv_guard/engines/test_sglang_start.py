@@ -105,7 +105,7 @@ def test_a_prefix_cache_of_another_class(engine, serve, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "option", [{"enable_hierarchical_cache": True}, {"pp_size": 2}, {"disaggregation_mode": "decode"}]
+    "option", [{"enable_hierarchical_cache": True}, {"pp_size": 2}, {"enable_hisparse": True}]
 )
 def test_options_that_are_not_covered(serve, option):
     (name,) = option

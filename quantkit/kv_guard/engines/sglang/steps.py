@@ -51,6 +51,8 @@ class StepHooks:
             pool.tracker.check_writes(*_writes(forward_batch))
         result = original(runner, forward_batch, *others, **named)
         if is_step:
+            if pool.inbox is not None:
+                pool.inbox.take_late(pool.tracker)
             pool.tracker.after_step()
         return result
 

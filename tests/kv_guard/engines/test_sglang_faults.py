@@ -195,7 +195,7 @@ def test_a_token_beside_its_place(serve):
     batch.out_cache_loc = batch.out_cache_loc + 2
     serving.process((batch, serving.scheduler.run_batch(batch)))
     serving.finish(a)
-    assert faults(serving) == {Fault.WRITE_OUT_OF_PLACE}
+    assert faults(serving) == {Fault.WRITE_OUT_OF_PLACE, Fault.SPOILED}
     assert_ended(serving, "b")
 
 

@@ -60,7 +60,8 @@ class RowTable:
         self._shape = shape
         width = shape.most_pages * (shape.page_size if shape.by_token else 1)
         self.table = torch.zeros(shape.num_rows, width, dtype=torch.int32)
-        self.losing: set[int] = set()  # rows whose next entry is not written: a fault
+        self.losing: set[tuple[int, int]] = set()  # rows and logical pages whose entry is not written: a fault
+        self.lost: dict[tuple[int, int], int] = {}  # those that were not, and the pages
         self._written: dict[tuple[int, int], int] = {}
         self.fill()
 
@@ -68,13 +69,15 @@ class RowTable:
         """All rows are free; what stood there stays."""
         self.free = list(range(self._shape.num_rows - 1, 0, -1))
         self.losing.clear()
+        self.lost.clear()
         self._written.clear()
 
     def write(self, row: int, first: int, pages: Sequence[int]) -> None:
         """Pages of a row from logical page ``first`` on."""
         for index, page in enumerate(pages, first):
-            if row in self.losing:
-                self.losing.discard(row)
+            if (row, index) in self.losing:
+                self.losing.discard((row, index))
+                self.lost[row, index] = page
             else:
                 self._written[row, index] = page
 

@@ -76,16 +76,16 @@ def _lose_entry(world: World, injection: Injection) -> Iterator[None]:
     request = yield from awaited(find)
     if request is None:
         return
-    index, row = len(request.pages), request.row
-    old = engine.rows.entry(row, index)
+    place = request.row, len(request.pages)
+    old = engine.rows.entry(*place)
     fire_behind(world, injection, [old], [request])
-    engine.rows.losing.add(row)
+    engine.rows.losing.add(place)
     yield
-    is_lost = row not in engine.rows.losing and index < len(request.pages)
-    if not is_lost or request.pages[index] == old:  # it was sent away before it wrote, or got the same page again
-        engine.rows.losing.discard(row)
+    if engine.rows.lost.get(place, old) == old:  # it was sent away before it wrote, or got the same page again
+        engine.rows.losing.discard(place)
         injection.is_fired = False
         return
+    claim(world, injection, [], [one for one in engine.running if one.row == place[0]])  # another has the row by now
     yield from settled(injection)
 
 

@@ -48,6 +48,11 @@ class KindCount:
         if injection.seen:
             self.when[injection.seen[0]] += 1
 
+    @property
+    def seen_first(self) -> str:
+        """By which checks, and how often."""
+        return ", ".join(f"{MOMENTS[check]} {self.when[check]}" for check in MOMENTS if self.when[check])
+
     def document(self) -> dict[str, object]:
         """As JSON has it."""
         return {

@@ -1,8 +1,8 @@
 """The self-test: traffic without faults, then each kind of fault alone, then several at once."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,21 +20,35 @@ _AT_ONCE = 4  # faults
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTestPlan:
-    """``checks`` of pages without faults; ``single`` and ``combined`` injections of each kind at least."""
+    """``checks`` of pages without faults; ``single`` and ``combined`` injections of each kind at least. ``content``:
+    pages are summed where they are copied, and faults of the content are injected, too."""
 
     seed: int = 0
     checks: int = 100_000
-    single: int = 8
-    combined: int = 12
-    kinds: tuple[str, ...] = tuple(KINDS)
+    single: int = 6
+    combined: int = 6
+    content: bool = False
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Those that can be seen."""
+        return tuple(name for name, kind in KINDS.items() if self.content or not kind.is_content)
+
+    def shapes(self, shapes: Mapping[str, WorldShape]) -> dict[str, WorldShape]:
+        """With checksums or without."""
+        return {name: replace(shape, content=shape.content and self.content) for name, shape in shapes.items()}
 
 
-def self_test(plan: SelfTestPlan) -> SelfTestReport:
+Report = Callable[[str, int, int], None]  # what goes on, what of it was just done, and all of it
+
+
+def self_test(plan: SelfTestPlan, report: Report = lambda *_: None) -> SelfTestReport:
     """What the guard makes of it all; the same for the same plan."""
     with _one_thread(), torch.inference_mode():
-        worlds = clean_worlds(LARGE | {f"small, {name}": shape for name, shape in SMALL.items()}, plan)
+        shapes = LARGE | {f"small, {name}": shape for name, shape in SMALL.items()}
+        worlds = clean_worlds(plan.shapes(shapes), plan, report)
         faulty = FaultRun(plan)
-        faulty.run()
+        faulty.run(report)
     every = [*worlds, *faulty.worlds.values()]
     return SelfTestReport(
         seed=plan.seed,
@@ -47,9 +61,10 @@ def self_test(plan: SelfTestPlan) -> SelfTestReport:
     )
 
 
-def clean_worlds(shapes: Mapping[str, WorldShape], plan: SelfTestPlan) -> list[World]:
+def clean_worlds(shapes: Mapping[str, WorldShape], plan: SelfTestPlan, report: Report = lambda *_: None) -> list[World]:
     """Traffic without faults, the checks shared between the shapes."""
     worlds = []
+    report("traffic without faults", 0, len(shapes))
     for at, shape in enumerate(shapes.values()):
         world = World(shape, plan.seed + at)
         while world.num_checks * len(shapes) < plan.checks:
@@ -58,6 +73,7 @@ def clean_worlds(shapes: Mapping[str, WorldShape], plan: SelfTestPlan) -> list[W
                 world.restart()
         world.restart()
         worlds.append(world)
+        report("traffic without faults", 1, len(shapes))
     return worlds
 
 
@@ -69,25 +85,35 @@ class FaultRun:
         self.counts = {kind: KindCount(kind=kind) for kind in plan.kinds}
         self.worlds = {
             name: World(shape, plan.seed + 100 + at, is_guarded=is_guarded)
-            for at, (name, shape) in enumerate(SMALL.items())
+            for at, (name, shape) in enumerate(plan.shapes(SMALL).items())
         }
         self.injections: list[Injection] = []
 
-    def run(self) -> None:
+    def run(self, report: Report = lambda *_: None) -> None:
         """As many of each kind as the plan wants, in each of its worlds in turn."""
+        report("faults alone", 0, len(self.counts))
         for kind, count in self.counts.items():
             names = KINDS[kind].worlds
             for attempt in range(4 * self._plan.single):
                 if count.injected >= self._plan.single:
                     break
                 self.inject(self.worlds[names[attempt % len(names)]], [kind])
+            report("faults alone", 1, len(self.counts))
+        report("faults together", 0, self._num_wanted)
         wanted = self._plan.combined
         for attempt in range(4 * wanted * len(self.counts)):
             kinds = [kind for kind, count in self.counts.items() if count.combined < wanted]
             if not kinds:
                 break
-            name = KINDS[kinds[attempt % len(kinds)]].worlds[attempt % len(KINDS[kinds[attempt % len(kinds)]].worlds)]
+            names = KINDS[kinds[attempt % len(kinds)]].worlds
+            name, before = names[attempt % len(names)], self._num_wanted
             self.inject(self.worlds[name], self._together(name, kinds, attempt))
+            report("faults together", before - self._num_wanted, wanted * len(self.counts))
+
+    @property
+    def _num_wanted(self) -> int:
+        """Faults beside others that are still missing."""
+        return sum(max(self._plan.combined - count.combined, 0) for count in self.counts.values())
 
     def inject(self, world: World, kinds: Sequence[str]) -> list[Injection]:
         """Begin anew, and let faults happen at once."""

@@ -13,11 +13,12 @@ _HOST = ("pages", "tokens", "waiting")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """``worlds`` are the shapes in which it can happen."""
+    """``worlds`` are the shapes in which it can happen. A fault of the content only a checksum sees."""
 
     name: str
     script: Script
     worlds: tuple[str, ...] = _ALL
+    is_content: bool = False
 
 
 KINDS: Mapping[str, Kind] = {
@@ -39,7 +40,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "10": Kind(name="a row is off by a page", script=tables.off_by_one),
     "11": Kind(name="padding is written or read as data", script=tables.padding),
-    "13": Kind(name="a transfer is torn (checksum)", script=copies.torn, worlds=_OVERLAPPED),
+    "13": Kind(name="a transfer is torn", script=copies.torn, worlds=_OVERLAPPED, is_content=True),
     "14": Kind(name="the host's page is reused during load-back", script=copies.host_page_reused, worlds=_HOST),
-    "bit": Kind(name="a bit turns over in transit (checksum)", script=copies.bit_flip, worlds=_OVERLAPPED),
+    "bit": Kind(name="a bit turns over in transit", script=copies.bit_flip, worlds=_OVERLAPPED, is_content=True),
 }

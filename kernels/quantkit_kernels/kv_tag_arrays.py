@@ -17,7 +17,7 @@ GENERATION, OWNER, PLACE = range(3)  # columns of a record; PLACE: logical index
 FREE_INDEX = 0xFFFF_FFFF  # the logical index of a page that nobody holds
 NEVER = 0  # expected of nothing: by a row that is not open, and of pages that a window has left behind
 UNGRANTED = 1  # expected of a logical page that an open row was not granted: no null page may stand there
-SPOILED = 2  # the seal, without its mark, of a page into which a token was stored that does not belong there
+SPOILED = 2  # the seal, without its mark, of a page where somebody has written, or may, who does not hold it
 MARK = 0x51ED_2705  # what is added to a page before it is mixed into its seal
 
 LINE_WORDS = 16

@@ -34,11 +34,12 @@ class Line:
     step: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Beside:
     """Of a pool into which transfers write. ``is_on`` from the first of them on: until then nothing is looked at."""
 
     dirty_P: Tensor  # bool: one may still write there, that was announced for a holder who is gone
+    touched_P: Tensor  # bool: one might when the page was handed out, or had
     is_on: bool = False
 
 
@@ -77,6 +78,7 @@ def check_untouched(
     is_touched = (tags.states_P[pages] == 0) & ~is_spoiled & ~(is_free & is_own) | beside.dirty_P[pages]
     words = {Word.STEP: line.step, Word.CHECK: Check.LANDING, Word.ROW: line.rows, Word.INDEX: indices}
     twins.append_lines(ring, is_touched, words | found)
+    beside.touched_P.index_put_((pages,), is_touched)
 
 
 def set_states(tags: PageTags, pages: Tensor, *, of: int, to: int) -> None:
@@ -91,6 +93,12 @@ def check_over(beside: Beside, tags: PageTags, ring: Ring, pages: Tensor, line: 
     words = {Word.STEP: line.step, Word.CHECK: Check.LANDING, Word.ROW: line.rows}
     twins.append_lines(ring, is_awaiting, words | twins.found_words(tags, pages))
     beside.dirty_P.index_put_((pages,), beside.dirty_P[pages] | is_awaiting)
+
+
+def spoil_touched(beside: Beside, tags: PageTags, pages: Tensor) -> None:
+    """Where a late transfer may write nobody passes: not whoever was told, nor who shares the page with him later."""
+    seals = torch.where(beside.touched_P[pages], twins.mark_of(pages) ^ SPOILED, tags.seals_P[pages])
+    tags.seals_P.index_put_((pages,), seals)
 
 
 def reserve_pages(beside: Beside, tags: PageTags, ring: Ring, pages: Tensor, line: Line) -> None:

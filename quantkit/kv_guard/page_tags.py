@@ -52,7 +52,8 @@ class PageTagTracker:
         self._names: dict[int, str] = {}
         self._step = 0
         self._launched: Step | None = None
-        self._beside = Beside(torch.zeros(size.num_pages, dtype=torch.bool, device=device))
+        dirty = torch.zeros(size.num_pages, dtype=torch.bool, device=device)
+        self._beside = Beside(dirty_P=dirty, touched_P=dirty.clone())
         self._num_checked = 0
         self._stopwatch = Stopwatch(self.tags.seals_P)
         self._snapshots: deque[Snapshot] = deque()
@@ -84,6 +85,8 @@ class PageTagTracker:
             first_generation=drawn,
             step=self._step,
         )
+        if self._beside.is_on:
+            page_events.spoil_touched(self._beside, self.tags, pages)
 
     def release(self, pages: Tensor) -> None:
         if self._beside.is_on:
@@ -157,12 +160,14 @@ class PageTagTracker:
         held = page_events.held_by(self.expectations, rows, indices)
         line = Line(rows=rows, step=self._step)
         page_events.accept_arrived(self.tags, self._ring, pages, held, checksums, line)
+        page_events.spoil_touched(self._beside, self.tags, pages)
         page_events.set_states(self.tags, pages, of=AWAITING, to=HELD)
 
     def store(self, pages: Tensor, held: Held, checksums: Tensor | None = None) -> Held:
         own = twins.generations(self._next_generations(len(pages)), len(pages), pages.device)
         kept = Held(generations=own, owners=held.owners.to(own.device), indices=held.indices.to(own.device))
         page_events.accept_arrived(self.tags, self._ring, pages, kept, checksums, Line(rows=-1, step=self._step))
+        page_events.spoil_touched(self._beside, self.tags, pages)
         page_events.share_pages(self.tags, pages)
         return kept
 

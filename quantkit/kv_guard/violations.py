@@ -45,7 +45,7 @@ MEANING: Mapping[Fault, str] = {
     Fault.FREED_TWICE: "the page was released while it was free",
     Fault.WRITE_TO_SHARED: "a token would be stored in a page that others read",
     Fault.WRITE_OUT_OF_PLACE: "a token would be stored at another offset than that of its position",
-    Fault.SPOILED: "a token was stored in the page that does not belong there",
+    Fault.SPOILED: "somebody who does not hold the page has written there, or may",
     Fault.NOT_ARRIVED: "the transfer was said to be complete and has not reached the page",
     Fault.CONTENT: "the content has another checksum than it left with",
 }

@@ -116,6 +116,23 @@ def test_a_page_that_is_released_while_a_transfer_may_write_there_is_nobodys_unt
     assert pool.run(1).violations == ()
 
 
+def test_nobody_shares_what_a_late_transfer_may_write_over():
+    """A node comes back from the host to such a page: no request is concerned, and its readers come later."""
+    one = HostAndPool()
+    host_held = one.host.tracker.store(numbers(5), one.held)
+    one.pool.begin(1, range(50, 54), [4])
+    one.pool.tracker.announce(numbers(4))
+    one.pool.tracker.release(numbers(4))
+    one.pool.tracker.reserve(numbers(4))
+    one.pool.tracker.land(numbers(4), one.host.tracker.send(numbers(5), host_held))
+    held = one.pool.tracker.store(numbers(4), host_held)
+    one.pool.tracker.drained(numbers(4))
+    one.pool.tracker.open(2, "r2")
+    one.pool.tracker.share(numbers(2), numbers(0), held)
+    one.pool.table[2, 0], one.pool.lengths[2] = 4, 4
+    assert (Fault.SPOILED, "before_step", "r2", 4) in faults(one.pool.run(2))
+
+
 @pytest.mark.parametrize("is_over_by", ["drained", "arrive"])
 def test_a_transfer_that_is_over_leaves_nothing_behind(is_over_by):
     prefill, decode = Pool(), Pool()

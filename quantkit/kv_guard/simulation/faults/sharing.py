@@ -100,6 +100,7 @@ def cancelled_under_a_prefix(world: World, injection: Injection) -> Iterator[Non
         abort(engine, request)
         engine.tree.unlock(node)  # a second time, and of all above it
         pages = engine.tree.evict(node)
+        engine.tree.lock(node)  # or its next pages, which no fault is said to concern, would have a reader too few
         engine.free_pages.put(pages)
     else:
         pages = pages[-1:]

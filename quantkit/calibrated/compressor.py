@@ -1,4 +1,7 @@
-"""Codes and scales by llm-compressor's oneshot, of a model that this machine's memory holds."""
+"""Codes and scales by llm-compressor's oneshot, of a model that this machine's memory holds.
+
+Suffixes: ``R`` rows, ``C`` columns, ``G`` groups along C.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -7,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from quantkit.errors import SourceError, UsageError, first_line
+from quantkit.errors import SourceError, UsageError, VerificationError, first_line
 from quantkit.numerics.bfloat16 import from_float32
 from quantkit.numerics.packing import Int4Words, pack_int4
 from quantkit.plan.smoothed import DOWN, UP
@@ -17,6 +22,9 @@ from quantkit.streaming import Tokens
 from quantkit.transcode import search_values
 
 DAMPING = 0.01  # of the mean of the diagonal, as is its default
+FARTHEST = 1 / 32
+"""Of a weight from its code, in steps: it is code times scale, rounded to BF16, which moves a number by at most 2^-8 of
+itself (half a unit of eight bits), and no code is larger than 8."""
 _WHAT_LOADING_RAISES = (ValueError, OSError, KeyError, TypeError, AttributeError, RuntimeError)
 
 
@@ -147,10 +155,30 @@ def gptq_words(shot: OneShot) -> Iterator[tuple[str, Int4Words]]:
     with _quantized_model(shot, [modifier]) as model:
         for name in sorted(shot.modules):
             module = model.get_submodule(name)
-            scale_RG, weight_RC = (part.detach().float().cpu() for part in (module.weight_scale, module.weight))
-            # the weight is code times scale, rounded to BF16: far closer to its code than to another
-            codes_RC = torch.round(weight_RC / scale_RG.repeat_interleave(shot.group_size, dim=1)).clamp(-8, 7)
-            yield name, Int4Words(pack_int4(codes_RC.to(torch.int8).numpy()), from_float32(scale_RG.numpy()))
+            weight_RC, scale_RG = (part.detach().float().cpu() for part in (module.weight, module.weight_scale))
+            codes_RC = recovered_codes(name, weight_RC, scale_RG, group_size=shot.group_size)
+            yield name, Int4Words(pack_int4(codes_RC), from_float32(scale_RG.numpy()))
+
+
+def recovered_codes(
+    module: str, weight_RC: torch.Tensor, scale_RG: torch.Tensor, *, group_size: int
+) -> NDArray[np.int8]:
+    """[R, C] of weights that lie on the grid of their scales, as llm-compressor leaves them in memory.
+
+    Raises VerificationError for a weight that does not: its code would be a guess.
+    """
+    steps_RC = weight_RC / scale_RG.repeat_interleave(group_size, dim=1)
+    codes_RC = torch.round(steps_RC).clamp(-8, 7)
+    is_wrong_RC = ~((steps_RC - codes_RC).abs() <= FARTHEST)  # NaN is near nothing
+    if bool(is_wrong_RC.any()):
+        row, column = divmod(int(is_wrong_RC.int().argmax()), weight_RC.shape[1])
+        raise VerificationError(
+            f"llm-compressor left a weight {float(steps_RC[row, column]):.4g} steps of its scale from zero, "
+            f"which is no INT4 code (row {row}, column {column})",
+            tensor=module,
+            remedy="give --streaming, which does without llm-compressor, or install another release of it",
+        )
+    return codes_RC.to(torch.int8).numpy()
 
 
 def awq_words(shot: OneShot) -> Iterator[tuple[str, Int4Words]]:

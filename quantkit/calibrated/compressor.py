@@ -19,12 +19,14 @@ from quantkit.numerics.bfloat16 import from_float32
 from quantkit.numerics.packing import Int4Words, pack_int4
 from quantkit.plan.smoothed import DOWN, UP
 from quantkit.streaming import Tokens
+from quantkit.streaming.devices import named_memory_errors
 from quantkit.transcode import search_values
 
 DAMPING = 0.01  # of the mean of the diagonal, as is its default
 FARTHEST = 1 / 32
 """Of a weight from its code, in steps: it is code times scale, rounded to BF16, which moves a number by at most 2^-8 of
 itself (half a unit of eight bits), and no code is larger than 8."""
+_STREAM = "give --streaming, which holds a few layers at a time"
 _WHAT_LOADING_RAISES = (ValueError, OSError, KeyError, TypeError, AttributeError, RuntimeError)
 
 
@@ -47,7 +49,7 @@ class OneShot:
 def _quantized_model(shot: OneShot, modifiers: list[Any]) -> Iterator[Any]:
     """The model behind llm-compressor's oneshot: layer by layer, every expert of it run on every token.
 
-    Raises SourceError for a model that transformers does not load.
+    Raises SourceError for a model that transformers does not load, ResourceError where memory ends.
     """
     import llmcompressor
     from torch.utils.data import DataLoader
@@ -62,7 +64,7 @@ def _quantized_model(shot: OneShot, modifiers: list[Any]) -> Iterator[Any]:
         ids = torch.stack(rows)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
-    with _without_pinning():
+    with _without_pinning(), named_memory_errors(shot.directory, remedy=_STREAM):
         oneshot(
             model=model,
             processor=object(),  # it asks for one, and uses none where the data is tokens
@@ -106,7 +108,8 @@ def _load(shot: OneShot) -> Any:
     if shot.offload is not None:
         options |= {"device_map": "auto_offload", "offload_folder": str(shot.offload)}
     try:
-        with nullcontext() if shot.offload is None else load_offloaded_model():
+        loading = nullcontext() if shot.offload is None else load_offloaded_model()
+        with named_memory_errors(shot.directory, remedy=_STREAM), loading:
             model = AutoModelForCausalLM.from_pretrained(shot.directory, **options)
     except _WHAT_LOADING_RAISES as error:
         raise _not_loaded(shot.directory, error) from error

@@ -19,6 +19,7 @@ from quantkit.gptq.quantize import Calibrated, quantize_gptq
 from quantkit.numerics import bfloat16
 from quantkit.numerics.packing import Int4Words, pack_int4
 from quantkit.streaming import ExpertVisit, States, StreamedLayer, StreamedModel, Tokens, begin_states
+from quantkit.streaming.devices import named_memory_errors
 from quantkit.threads import ReportProgress, Stage
 from quantkit.words import WordsWriter
 
@@ -44,7 +45,8 @@ class StreamRequest:
 def stream_words(request: StreamRequest) -> None:
     """Write a file of words for every layer, going on behind the last that is there.
 
-    Raises SourceError for weights or activations that are not finite, ResourceError where the states have no room.
+    Raises SourceError for weights or activations that are not finite, ResourceError where the states have no room, or
+    what is computed.
     """
     model = request.model
     states_directory = request.directory / _STATES
@@ -94,11 +96,13 @@ def _quantized_linears(
     hessians = LinearHessians(linears)
     layer.attend(states, observer=hessians)
     for leader, modules in hessians.groups().items():
-        factor = factorize(hessians.mean(leader), module=leader)
+        with named_memory_errors(leader):
+            factor = factorize(hessians.mean(leader), module=leader)
         for module in modules:
             weight = linears[module].weight
-            made = _quantize(request, weight, factor)
-            weight.copy_(values_of(made, request.group_size))
+            with named_memory_errors(module):
+                made = _quantize(request, weight, factor)
+                weight.copy_(values_of(made, request.group_size))
             yield module, made
 
 

@@ -12,8 +12,9 @@ from quantkit.checkpoint.begun import remove_left, run_directory
 from quantkit.checkpoint.source import source_stamps
 from quantkit.errors import QuantkitError, UsageError
 from quantkit.statistics.file import join_statistics, open_statistics
-from quantkit.streaming import StreamedModel, Tokens, begin_states, told_tokens
-from quantkit.threads import ReportProgress, Stage
+from quantkit.streaming import States, StreamedLayer, StreamedModel, Tokens, told_tokens
+from quantkit.streaming.layer_files import run_layers
+from quantkit.threads import ReportProgress
 from quantkit.weights.identity import model_fingerprint
 
 
@@ -75,17 +76,12 @@ def _remove_left(output: Path) -> None:
 
 
 def _run_layers(calibration: Calibration, work: Work, fingerprint: str) -> None:
-    model = calibration.model
-    states = begin_states(model, calibration.tokens, directory=work.directory, layer=work.layers_done())
-    sizes = model.layer_bytes()
-    stage = Stage(label="calibrate", total_bytes=sum(sizes), earlier_bytes=sum(sizes[: states.layer]), step="layer")
-    calibration.report_progress(stage, 0)
-    for layer in model.layers(states.layer):
+    def each(layer: StreamedLayer, states: States) -> None:
         observer = LayerObserver(len(layer.experts.weights) if layer.experts is not None else 0)
         layer.run(states, observer=observer)
         work.keep(layer.index, observer.arrays(), fingerprint)
-        calibration.report_progress(stage, sizes[layer.index])
-        del layer  # before the one after the next is loaded
+
+    run_layers(calibration.model, calibration.tokens, work.directory, "calibrate", calibration.report_progress, each)
 
 
 def _about(tokens: Tokens, dtype: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from quantkit.calibrate.report import CalibrateReport, summarize
 from quantkit.calibrate.work import Work, work_of
 from quantkit.checkpoint.begun import remove_left, run_directory
 from quantkit.checkpoint.source import source_stamps
+from quantkit.checkpoint.whole_file import check_new_file
 from quantkit.errors import QuantkitError, UsageError
 from quantkit.statistics.file import join_statistics, open_statistics
 from quantkit.streaming import States, StreamedLayer, StreamedModel, Tokens, told_tokens
@@ -56,12 +57,11 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
 
 
 def _check_output(output: Path, source: Path) -> None:
-    """In a source without an index, every safetensors file is one of its shards."""
-    if output.exists() or output.is_symlink():
+    try:
+        check_new_file(output, outside=source)
+    except UsageError:
         _remove_left(output)
-        raise UsageError("exists already", file=output, remedy="choose another -o, or remove it")
-    if output.resolve().is_relative_to(source.resolve()):
-        raise UsageError("lies in the source", file=output, remedy="choose a -o apart from it")
+        raise
 
 
 def _remove_left(output: Path) -> None:

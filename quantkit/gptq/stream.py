@@ -23,7 +23,7 @@ from quantkit.streaming import ExpertVisit, States, StreamedLayer, StreamedModel
 from quantkit.streaming.devices import named_memory_errors
 from quantkit.streaming.layer_files import layer_file, run_layers
 from quantkit.threads import ReportProgress
-from quantkit.words import WordsWriter
+from quantkit.words import WordsWriter, write_words
 
 SAMPLE_TOKENS = 512
 """Of a layer, spread evenly, that stand for all of it where an expert's own tokens are few."""
@@ -61,15 +61,12 @@ def stream_words(request: StreamRequest) -> None:
 def _write_layer(request: StreamRequest, layer: StreamedLayer, states: States) -> None:
     prefix = f"{layer.name}."
     shapes = {module: shape for module, shape in request.shapes.items() if module.startswith(prefix)}
-    writer = WordsWriter(layer_file(request.directory, layer.index), shapes, group_size=request.group_size)
-    try:
+    path = layer_file(request.directory, layer.index)
+    with write_words(path, shapes, group_size=request.group_size) as writer:
         for module, made in _quantized_linears(request, layer, states, shapes):
             writer.add(module, words_of(made))
         experts = _ExpertQuantizer(request, shapes, writer)
         layer.run(states, visit=experts if layer.experts is not None else None)
-        writer.close()
-    finally:
-        writer.abort()
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ from quantkit.streaming import StreamedModel, Tokens, open_model
 from quantkit.weights.binding import bind_weights
 from quantkit.weights.identity import model_fingerprint
 from quantkit.weights.source_form import source_form
-from quantkit.words import Words, WordsWriter, finish_words, has_words, open_words
+from quantkit.words import Words, finish_words, has_words, open_words, write_words
 
 _DECODED = "decoded"
 
@@ -173,13 +173,9 @@ def _compress(request: WordsRequest) -> None:
             offload=_offload(model, request.directory),
         )
         path = request.directory / "words.safetensors"
-        writer = WordsWriter(path, chosen_shapes(plan), group_size=recipe.group_size)
-        try:
+        with write_words(path, chosen_shapes(plan), group_size=recipe.group_size) as writer:
             for module, words in method(shot):
                 writer.add(module, words)
-            writer.close()
-        finally:
-            writer.abort()
 
 
 def _offload(model: Path, directory: Path) -> Path | None:

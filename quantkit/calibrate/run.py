@@ -35,7 +35,7 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
     that was done and gives the same bytes.
     """
     model, tokens = calibration.model, calibration.tokens
-    _check_output(calibration.output, model.checkpoint.directory)
+    check_output(calibration.output, model.checkpoint.directory)
     model.check(tokens)
     fingerprint = model_fingerprint(model.binding, model.family, model.checkpoint.config)
     dtype = str(model.dtype).removeprefix("torch.")
@@ -54,8 +54,11 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
     return summarize(open_statistics(calibration.output))
 
 
-def _check_output(output: Path, source: Path) -> None:
-    """In a source without an index, every safetensors file is one of its shards."""
+def check_output(output: Path, source: Path) -> None:
+    """Raise UsageError where the file cannot be made.
+
+    In a source without an index, every safetensors file is one of its shards.
+    """
     if output.exists() or output.is_symlink():
         _remove_left(output)
         raise UsageError("exists already", file=output, remedy="choose another -o, or remove it")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantkit.cli import options as opt
+from quantkit.cli.fetching import KeepSourceOption
 from quantkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,9 +21,7 @@ class WorkOptions:
     """How shards come, which processes work on them, in how much memory, and where the output goes in the end."""
 
     spool_gib: opt.SpoolOption = None
-    keep_source: Annotated[
-        bool, typer.Option("--keep-source", help="Download a hub repository into the hub client's cache, and keep it.")
-    ] = False
+    keep_source: KeepSourceOption = False
     resume: opt.ResumeOption = True
     accept_complete: Annotated[
         bool,

@@ -9,6 +9,7 @@ import typer
 from quantkit.cli import options as opt
 from quantkit.cli.fetching import KeepSourceOption
 from quantkit.errors import UsageError
+from quantkit.registry import one_of
 
 if TYPE_CHECKING:
     from quantkit.plan.limits import Limits
@@ -95,8 +96,7 @@ class WorkOptions:
         return int(self.max_memory * 2**30)
 
     def _check_executor(self) -> None:
-        if self.executor not in EXECUTORS:
-            raise UsageError(f"--executor {self.executor} is not known", remedy=f"choose {', '.join(EXECUTORS)}")
+        one_of("--executor", self.executor, EXECUTORS)
         if not self.is_ray:
             if self.ray_address is not None:
                 raise UsageError("--ray-address is an option of --executor ray", remedy="add --executor ray")

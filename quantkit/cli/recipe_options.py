@@ -53,7 +53,7 @@ class RecipeOptions:
         typer.Option(
             "--importance",
             metavar="FILE",
-            help="Weight the search by second moments: statistics, imatrix.gguf or imatrix.dat.",
+            help="Weight the search by second moments: calibrate's file, imatrix.gguf or .dat. Activations: --stats.",
         ),
     ] = None
     rest: opt.RestOption = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantkit.errors import UsageError
+from quantkit.registry import one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,8 +84,7 @@ class TokenOptions:
 
 def check_dtype(dtype: str) -> None:
     """Raise UsageError for one that is not known."""
-    if dtype not in DTYPES:
-        raise UsageError(f"--dtype {dtype} is not known", remedy=f"choose {' or '.join(DTYPES)}")
+    one_of("--dtype", dtype, DTYPES)
 
 
 def require_models(*others: str) -> None:

@@ -37,7 +37,7 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
     that was done and gives the same bytes.
     """
     model, tokens = calibration.model, calibration.tokens
-    _check_output(calibration.output, model.checkpoint.directory)
+    check_output(calibration.output, model.checkpoint.directory)
     model.check(tokens)
     fingerprint = model_fingerprint(model.binding, model.family, model.checkpoint.config)
     dtype = str(model.dtype).removeprefix("torch.")
@@ -56,7 +56,11 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
     return summarize(open_statistics(calibration.output))
 
 
-def _check_output(output: Path, source: Path) -> None:
+def check_output(output: Path, source: Path) -> None:
+    """Raise UsageError where the file cannot be made.
+
+    In a source without an index, every safetensors file is one of its shards.
+    """
     try:
         check_new_file(output, outside=source)
     except UsageError:

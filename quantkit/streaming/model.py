@@ -22,9 +22,8 @@ from quantkit.streaming.experts import ExpertWeights
 from quantkit.streaming.layer import StreamedLayer
 from quantkit.streaming.states import States, open_states
 from quantkit.streaming.tokens import Tokens
-from quantkit.weights.binding import Binding, bind_weights
+from quantkit.weights.binding import Binding, bind_checkpoint
 from quantkit.weights.completeness import text_root
-from quantkit.weights.source_form import source_form
 from quantkit.weights.weight import Weight
 
 _EMBEDDED_TOKENS = 1 << 13  # at a time: 200 MB where a token has 6,144 channels
@@ -238,11 +237,10 @@ def open_model(
     checkpoint: Checkpoint, family: Family, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> StreamedModel:
     """A model to be run layer by layer. Raises SourceError for architectures that are not supported."""
-    form = source_form(checkpoint.quantization)
     return StreamedModel(
         checkpoint=checkpoint,
         family=family,
-        binding=bind_weights(checkpoint.tensors, form, family.fused_experts),
+        binding=bind_checkpoint(checkpoint, family),
         skeleton=build_skeleton(family.text_config(checkpoint.config)),
         device=torch.device(device),
         dtype=dtype,

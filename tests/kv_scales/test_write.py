@@ -57,7 +57,7 @@ def into(output, statistics, target):
             {"spelling": "modelopt"},
             ("k_proj.k_scale", "v_proj.v_scale"),
             (),
-            {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}, "kv_cache_quant_algo": "FP8"},
+            {"kv_cache_scheme": STATIC},  # the checkpoint is of compressed-tensors, whose readers want all of it
         ),
     ],
 )

@@ -72,7 +72,7 @@ def _is_held(directory: Path, lock: int) -> bool:
 
 
 def remove_run(directory: Path) -> None:
-    """All of it. The document of words goes last but one, then the run's: by them the rest is known, wherever it is cut."""
+    """All of it. The document of words goes last but one, then the run's: the rest is known by them, cut or not."""
     for inner in sorted(directory.iterdir(), key=lambda one: (one.name == BEGUN_NAME, one.name == WORDS_NAME)):
         remove(inner)
     directory.rmdir()

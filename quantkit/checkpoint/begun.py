@@ -36,7 +36,8 @@ def run_directory(
     removes it does so within the block, by ``remove_run``. What ends the block otherwise leaves nothing of it where
     ``has_work`` finds nothing finished.
     """
-    is_there = directory.exists() or directory.is_symlink()
+    with named_errors(directory):  # a name that is too long
+        is_there = directory.exists() or directory.is_symlink()
     if is_there and not (is_own_directory(directory) and _is_known(directory)):
         raise UsageError("is there and not ours", file=directory, remedy="remove it, or choose another -o")
     made: list[Path] = []

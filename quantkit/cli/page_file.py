@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from quantkit.cli import render
+from quantkit.cli.apart import check_apart
 from quantkit.errors import UsageError
 
 HTML_OPTION = "--html"
@@ -38,6 +39,7 @@ def check_page(path: Path, *, is_ours: str, option: str = HTML_OPTION) -> None:
         _check_place(path, is_ours, option)
         if not path.parent.is_dir():
             raise UsageError(f"{option} {path} lies in no directory that is there", remedy="make the directory")
+        check_apart(path, option)
     except OSError as error:
         raise _unwritable(path, error, option) from error
 

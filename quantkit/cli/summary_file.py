@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from quantkit.cli.apart import check_apart
 from quantkit.errors import UsageError
 
 OPTION = "--summary"
@@ -34,6 +35,7 @@ def check_summary(path: Optional[Path]) -> Optional[Path]:  # noqa: UP045  (type
             raise UsageError(f"{OPTION} {path} is no regular file", remedy=_REMEDY)
     if not os.access(place, os.W_OK):
         raise UsageError(f"{OPTION} {path} may not be written", remedy=_REMEDY)
+    check_apart(path, OPTION)
     return path
 
 

@@ -175,8 +175,12 @@ def _layers(
     found = []
     for layer in range(num_layers):
         parts = () if statistics is None else observed(statistics, shape, root, layer)
-        k, v = _scales(parts, shape, request, method)
-        scales = LayerScales(layer=layer, module=f"{layer_name(root, layer)}.self_attn", k=k, v=v)
+        module = f"{layer_name(root, layer)}.self_attn"
+        try:
+            k, v = _scales(parts, shape, request, method)
+        except SourceError as error:  # of numbers, which do not know whose they are
+            raise SourceError(error.message, tensor=module, file=request.statistics, remedy=error.remedy) from error
+        scales = LayerScales(layer=layer, module=module, k=k, v=v)
         reports = tuple(_part_report(part, v if part.part is KvPart.VALUE else k) for part in parts)
         found.append(LayerReport(scales=scales, parts=reports))
     return tuple(found)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from quantkit.checkpoint.header import StoredTensor, read_header
+from quantkit.checkpoint.given_file import as_given, read_given_header
+from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.reader import read_tensor
 from quantkit.errors import RecipeError, SourceError
 from quantkit.module_names import Expert, expert_of, experts_in
@@ -20,6 +21,7 @@ from quantkit.statistics.names import ABSMAX, DOWN, GATE_UP
 from quantkit.tensors import F32
 from quantkit.weights.weight import Weight
 
+REMEDY = "see --stats in the README"
 _PROJECTIONS = ("gate_proj", "up_proj", DOWN)
 _STACKED = (GATE_UP, DOWN)  # all experts of a layer
 _LEAST, _MOST = 1e-6, 1e6  # of inputs that a model can have
@@ -35,7 +37,7 @@ def read_input_scales(path: Path, layers: Collection[str], num_experts: int) -> 
     where it holds none, or what cannot be meant.
     """
     largest: dict[str, list[float]] = {}
-    for tensor in read_header(path).tensors:
+    for tensor in read_given_header(path, remedy=REMEDY).tensors:
         module = tensor.name.removesuffix(ABSMAX)
         if module == tensor.name or experts_in(module) is None:
             continue
@@ -51,7 +53,7 @@ def read_input_scales(path: Path, layers: Collection[str], num_experts: int) -> 
         is_down = int(expert.rest == DOWN)
         ends[is_down] = max(ends[is_down], _largest(tensor, path))
     if not largest:
-        raise SourceError(f"holds no MODULE{ABSMAX} of experts", file=path, remedy="see --stats in the README")
+        raise SourceError(f"holds no MODULE{ABSMAX} of experts", file=path, remedy=REMEDY)
     for parent, ends in largest.items():
         if not all(ends):
             raise SourceError(
@@ -79,7 +81,8 @@ def _largest(tensor: StoredTensor, path: Path) -> float:
     if tensor.spec.dtype != F32:
         problem = "is not F32"
     else:
-        values = read_tensor(tensor).view(np.float32)
+        with as_given(path, remedy=REMEDY):
+            values = read_tensor(tensor).view(np.float32)
         top = float(values.max(initial=0))
         if not np.isfinite(values).all() or (values < 0).any():
             problem = "holds NaN, Inf or less than 0"

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from quantkit.checkpoint.header import read_header
+from quantkit.checkpoint.given_file import read_given_header
 from quantkit.families import FAMILIES
+from quantkit.plan.input_scales import REMEDY
 from quantkit.plan.plan import Plan
 from quantkit.statistics.file import check_fingerprint, fingerprint_of
 from quantkit.statistics.fingerprint import Fingerprint
@@ -23,5 +24,5 @@ def check_model(plan: Plan, fingerprint: Fingerprint, path: Path) -> tuple[str, 
 
 def check_statistics(plan: Plan, path: Path) -> tuple[str, ...]:
     """The same of a file that need not say what model it is of."""
-    fingerprint = fingerprint_of(read_header(path).metadata)
+    fingerprint = fingerprint_of(read_given_header(path, remedy=REMEDY).metadata)
     return () if fingerprint is None else check_model(plan, fingerprint, path)

@@ -8,7 +8,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.checkpoint.header import StoredTensor, read_header
+from quantkit.checkpoint.given_file import as_given, read_given_header
+from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.reader import read_tensor
 from quantkit.checkpoint.whole_file import check_new_file, whole_shard
 from quantkit.errors import SourceError
@@ -37,7 +38,8 @@ class Statistics:
 
     def read(self, name: str) -> Array:
         """One tensor. Raises SourceError for what no calibration writes: NaN, infinities, anything below zero."""
-        array = cast(Array, read_tensor(self.tensors[name]))
+        with as_given(self.path, remedy=_REMEDY):
+            array = cast(Array, read_tensor(self.tensors[name]))
         if not np.isfinite(array).all() or (array < 0).any():
             raise SourceError(
                 "holds a NaN, an infinity or a number below 0", tensor=name, file=self.path, remedy=_REMEDY
@@ -55,7 +57,7 @@ class Statistics:
 
 def open_statistics(path: Path) -> Statistics:
     """Raises SourceError for a file that is none, or is of another version."""
-    header = read_header(path)
+    header = read_given_header(path, remedy=_REMEDY)
     found = header.metadata.get(_VERSION_KEY)
     if found != VERSION:
         what = "is no statistics file" if found is None else f"is a statistics file of version {found}"

@@ -27,6 +27,8 @@ def torch_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise UsageError(f"--device {name} is no device", remedy="write cpu or cuda:0") from error
     num_gpus = torch.cuda.device_count()
+    if found.type == "cpu" and found.index is not None:
+        raise UsageError(f"--device {name}: there is one cpu", remedy="write cpu")
     if found.type not in ("cpu", "cuda") or (found.type == "cuda" and (found.index or 0) >= num_gpus):
         raise UsageError(f"--device {name}: torch sees {num_gpus or 'no'} GPUs", remedy="leave --device out")
     return found

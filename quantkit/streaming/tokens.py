@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quantkit.checkpoint.header import read_header
+from quantkit.checkpoint.given_file import as_given, check_regular, read_given_header
 from quantkit.checkpoint.reader import read_tensor
 from quantkit.errors import SourceError, UsageError, first_line
 from quantkit.tensors import I64
@@ -51,11 +51,13 @@ def read_tokens(path: Path, *, vocabulary: int, sequences: int | None = None) ->
 
     Raises SourceError for another file, a shape that cannot be meant and ids beyond the vocabulary.
     """
-    found = [tensor for tensor in read_header(path).tensors if tensor.name == _IDS]
+    header = read_given_header(path, remedy=_MAKE_TOKENS)
+    found = [tensor for tensor in header.tensors if tensor.name == _IDS]
     if not found or found[0].spec.dtype != I64 or len(found[0].spec.shape) != 2:
         what = f"holds {found[0].spec}" if found else "is missing"
         raise SourceError(what, tensor=_IDS, file=path, remedy="store it as I64 [sequences, length]")
-    ids_NS = np.asarray(read_tensor(found[0]), dtype=np.int64)[:sequences]
+    with as_given(path, remedy=_MAKE_TOKENS):
+        ids_NS = np.asarray(read_tensor(found[0]), dtype=np.int64)[:sequences]
     return _checked(ids_NS, path, vocabulary)
 
 
@@ -80,6 +82,7 @@ def tokenize(path: Path, model: Path, *, vocabulary: int, length: int, sequences
 
 def read_text(path: Path) -> str:
     """Raises SourceError for a file that cannot be read, or is no UTF-8."""
+    check_regular(path, remedy="give a text file")
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

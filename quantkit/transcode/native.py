@@ -89,7 +89,7 @@ def _check_scales(weight: Weight, scale_RG: NDArray[Any], first_row: int, *, sig
     wrong = ~np.isfinite(values) | (values == 0)
     if wrong.any():
         row, group = np.argwhere(wrong)[0]
-        weight.fail(f"{stored.name} holds {values[row, group]} for row {first_row + row}, group {group}")
+        weight.fail(f"holds {values[row, group]} for row {first_row + row}, group {group}", part="scale")
     if not signed and (values < 0).any():
         what = "has scales below zero, and kernels for FP8 activations are not known to read such"
         _refuse(weight, "scale", what, W4A8_REMEDY)

@@ -68,7 +68,7 @@ def check_copied(weight: Weight, part: str, raw: NDArray[np.uint8], first_byte: 
         index = first_byte // dtype.num_bytes + place
         shape = weight.parts[part].spec.shape
         where = ", ".join(map(str, np.unravel_index(index, shape))) if shape else "0"
-        weight.fail(f"{weight.parts[part].name} holds {values[place]} at [{where}]")
+        weight.fail(f"holds {values[place]} at [{where}]", part=part)
 
 
 def _check_fp8(weight: Weight, part: str, raw: NDArray[np.uint8], first_byte: int) -> None:
@@ -84,13 +84,13 @@ def _check_fp8(weight: Weight, part: str, raw: NDArray[np.uint8], first_byte: in
         index = first_byte // stored.spec.dtype.num_bytes + int(np.argmax(wrong))
         where = ", ".join(map(str, np.unravel_index(index, stored.spec.shape)))
         what = "a NaN" if part == "codes" else f"{values[int(np.argmax(wrong))]}, which is no scale,"
-        weight.fail(f"{stored.name} holds {what} at [{where}]")
+        weight.fail(f"holds {what} at [{where}]", part=part)
 
 
 def check_shape_tensor(weight: Weight, values: Array) -> None:
     """Raise SourceError where the shape that is stored beside packed INT4 is another."""
     if values.tolist() != list(weight.shape):
-        weight.fail(f"{weight.parts['shape'].name} holds {values.tolist()}, but the weight is {list(weight.shape)}")
+        weight.fail(f"holds {values.tolist()}, but the weight is {list(weight.shape)}", part="shape")
 
 
 def _read_scale(weight: Weight, codec: Fp8Block) -> NDArray[np.float32]:

@@ -10,6 +10,8 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
 
+import numpy as np
+
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.reader import read_tensor
 from quantkit.codecs.float_values import FloatValues
@@ -56,7 +58,8 @@ def model_fingerprint(binding: Binding, family: Family, config: Config) -> Finge
     digest = hashlib.sha256()
     for name, weight in sorted(norms.items()):
         digest.update(f"{name} {list(weight.shape)}\n".encode())
-        digest.update(_bf16_bytes(weight, weight.stored))
+        values = weight.codec.decode({weight.main: read_tensor(weight.stored)}, 0)
+        digest.update(bfloat16.from_float32(values).tobytes())
     is_plain = all(isinstance(weight.codec, FloatValues) for weight in binding.weights.values())
     return Fingerprint(norms=digest.hexdigest(), samples=dict(_samples(others, is_plain=is_plain)))
 
@@ -77,12 +80,25 @@ def _samples(others: dict[Role, dict[str, Weight]], *, is_plain: bool) -> Iterat
         form = next(iter(forms))
         if len(forms) > 1 or form is None or (form == "float" and role not in _STAY_FLOATS and not is_plain):
             continue
-        digest = hashlib.sha256()
-        for name, weight in sorted(weights.items()):
-            digest.update(f"{name} {list(weight.shape)}\n".encode())
-            for part in _parts(weight.stored):
-                digest.update(_bf16_bytes(weight, part) if form == "float" else read_tensor(part).tobytes())
-        yield f"{role.value}/{form}", digest.hexdigest()
+        digest = _digest_of(weights)
+        if digest is not None:
+            yield f"{role.value}/{form}", digest
+
+
+def _digest_of(weights: dict[str, Weight]) -> str | None:
+    """None where a number is not finite: a damaged weight is named by whoever computes with it."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        digest.update(f"{name} {list(weight.shape)}\n".encode())
+        for part in _parts(weight.stored):
+            if isinstance(weight.codec, Fp8Block):
+                digest.update(read_tensor(part).tobytes())
+                continue
+            values = weight.codec.decode({weight.main: read_tensor(part)}, 0)
+            if not np.isfinite(values).all():
+                return None
+            digest.update(bfloat16.from_float32(values).tobytes())
+    return digest.hexdigest()
 
 
 def _form(weight: Weight) -> str | None:
@@ -98,7 +114,3 @@ def _parts(stored: StoredTensor) -> Iterator[StoredTensor]:
     flat = StoredTensor(stored.name, TensorSpec(stored.spec.dtype, (count,)), stored.path, stored.begin)
     for first in sorted({0, max(count - _SAMPLE, 0) // 2, max(count - _SAMPLE, 0)}):
         yield flat.rows(first, min(first + _SAMPLE, count))
-
-
-def _bf16_bytes(weight: Weight, part: StoredTensor) -> bytes:
-    return bfloat16.from_float32(weight.codec.decode({weight.main: read_tensor(part)}, 0)).tobytes()

@@ -56,6 +56,7 @@ class Weight(NamedTuple):
     def stored(self) -> StoredTensor:
         return self.parts[self.main]
 
-    def fail(self, message: str, *, remedy: str = "download this shard again") -> NoReturn:
-        """Raise a SourceError that names this weight's tensor and file."""
-        raise SourceError(message, tensor=self.stored.name, file=self.stored.path.name, remedy=remedy)
+    def fail(self, message: str, *, part: str | None = None, remedy: str = "download this shard again") -> NoReturn:
+        """Raise a SourceError that names the tensor and file of a part, of the main one where none is named."""
+        stored = self.stored if part is None else self.parts[part]
+        raise SourceError(message, tensor=stored.name, file=stored.path.name, remedy=remedy)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from quantkit.checkpoint.disk import draft_of
 from quantkit.statistics.file import open_statistics
 from tests.cli.inside import refusal, run_inside
 from tests.cli.test_commands import document, run
@@ -79,6 +80,8 @@ def test_token_files_that_cannot_be_meant_are_refused(source, tmp_path, ids, mes
         (["--tokens", "TOKENS", "--dtype", "float16"], 2),
         (["--tokens", "TOKENS", "--device", "cuda:7"], 2),
         (["--tokens", "TOKENS", "--device", "nonsense"], 2),
+        (["--tokens", "TOKENS", "--device", "cpu:1"], 2),
+        (["--tokens", "TOKENS", "-o", "x" * 250], 2),  # with what stands behind it, too long
         (["--text", "TEXT"], 3),  # no tokenizer beside the model
         (["--text", "nowhere"], 3),
         (["--tokens", "nowhere"], 3),
@@ -126,7 +129,7 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(source, tmp_path):
 
 def test_a_run_killed_before_it_was_begun_is_no_obstacle(source, tmp_path):
     (tmp_path / "s.safetensors.partial").mkdir()
-    (tmp_path / "s.safetensors.partial" / "begun.json.draft").write_text("{")
+    draft_of(tmp_path / "s.safetensors.partial" / "begun.json").write_text("{")
     calibrated(source, "--tokens", tokens(tmp_path), "-o", tmp_path / "s.safetensors")
     assert not (tmp_path / "s.safetensors.partial").exists()
 

@@ -10,8 +10,10 @@ import pytest
 from markdown_it import MarkdownIt
 
 from quantkit.cli.markdown import MOST_LINES, bullets, code, escaped, table
+from quantkit.cli.page_file import check_page
 from quantkit.cli.summary import summary
 from quantkit.cli.summary_file import asked_for
+from quantkit.errors import UsageError
 from tests.cli.test_commands import document, run
 
 HOSTILE = (
@@ -210,6 +212,20 @@ def test_what_is_there_stays_and_only_regular_files_are_written(tiny_checkpoint,
         assert {one.name for one in tmp_path.iterdir()} == here
     assert victim.read_text() == "kept"
     assert weights.read_bytes() == before
+
+
+def test_nothing_is_written_into_a_checkpoint(tiny_checkpoint, tmp_path):
+    """Neither what a command found nor that it was refused; by whatever link."""
+    source = tiny_checkpoint().directory
+    (source / "folder").mkdir()
+    (tmp_path / "link").symlink_to(source)
+    before = {path: path.stat().st_mtime_ns for path in source.rglob("*")}
+    for path in (source / "s.md", source / "folder" / "s.md", tmp_path / "link" / "s.md"):
+        result = run("plan", source, "--summary", path)
+        assert (result.returncode, "lies in the source" in result.stderr) == (2, True), result.stderr
+        with pytest.raises(UsageError, match=r"--report .* lies in the source"):
+            check_page(path.with_suffix(".html"), is_ours="x", option="--report")
+    assert {path: path.stat().st_mtime_ns for path in source.rglob("*")} == before
 
 
 def test_a_summary_that_cannot_be_written_does_not_hide_the_error(tmp_path):

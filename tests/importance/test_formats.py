@@ -14,6 +14,7 @@ from quantkit.errors import SourceError, UsageError
 from quantkit.importance.names import LLAMA_CPP, Place, places_of
 from quantkit.importance.open import open_importance
 from quantkit.numerics.shrinkage import shape_of
+from quantkit.statistics.fingerprint import Fingerprint
 from tests.importance.files import LAYER, TOKENS, expert_entries, write_dat, write_gguf, write_statistics
 
 NAME = "blk.1.ffn_down_exps"
@@ -63,7 +64,7 @@ def test_a_gguf_that_was_made_of_a_dat(entries, tmp_path):
 
 def test_statistics_of_this_tool(entries, tmp_path):
     found = open_importance(write_statistics(tmp_path / "s.safetensors", entries, model="abc"))
-    assert (found.kind, found.model) == ("statistics", "abc")
+    assert (found.kind, found.model) == ("statistics", Fingerprint(norms="abc"))
     assert found.about == {"model": "abc", "quantkit_statistics": "1", "tokens": "941"}
     entry = found.entries[f"{LAYER}.gate_up_proj"]
     assert entry.tokens == tuple(TOKENS)

@@ -1,13 +1,17 @@
 """Texts become windows of tokens by a real tokenizer; what is no text or no tokenizer is refused."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from quantkit.errors import SourceError, UsageError
-from quantkit.streaming import Tokens, tokenize
+from quantkit.statistics.file import open_statistics
+from quantkit.streaming import Tokens, read_tokens, tokenize
 
 
 @pytest.fixture
@@ -52,6 +56,38 @@ def test_the_first_windows_are_taken(tmp_path, model):
 def test_texts_that_cannot_be_meant_are_refused(tmp_path, model, content, message):
     with pytest.raises(SourceError, match=message):
         tokenize(text(tmp_path, content), model, vocabulary=257, length=8)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_may_never_end_is_refused_before_it_is_opened(tmp_path, model, kind):
+    path = {"device": Path("/dev/zero")}.get(kind, tmp_path / kind)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    with pytest.raises(SourceError, match="is not a regular file") as caught:
+        tokenize(path, model, vocabulary=257, length=8)
+    assert caught.value.file == str(path)
+    with pytest.raises(SourceError, match="is not a regular file") as caught:
+        read_tokens(path, vocabulary=257)
+    assert caught.value.file == str(path)
+    with pytest.raises(SourceError, match="is not a regular file"):
+        open_statistics(path)
+
+
+def test_a_file_of_tokens_is_named_whole_and_nobody_is_told_to_download_it(tmp_path):
+    path = tmp_path / "ids.safetensors"
+    save_file({"input_ids": np.zeros((2, 8), np.int64)}, path)
+    os.truncate(path, path.stat().st_size - 8)
+    for read, remedy in (
+        (lambda: read_tokens(path, vocabulary=257), "input_ids"),
+        (lambda: open_statistics(path), "calibrate"),
+    ):
+        with pytest.raises(SourceError, match="is truncated") as caught:
+            read()
+        assert caught.value.file == str(path)
+        assert remedy in caught.value.remedy
+        assert "download" not in caught.value.remedy
 
 
 def test_a_vocabulary_that_is_too_small_is_refused(tmp_path, model):

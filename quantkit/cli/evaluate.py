@@ -42,7 +42,7 @@ def evaluate(
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="Leave out the errors of weights.")] = False,
     allow_other_model: Annotated[
-        bool, typer.Option("--allow-other-model", help="Compare models whose norms differ, if their sizes agree.")
+        bool, typer.Option("--allow-other-model", help="Compare models whose weights differ, if their sizes agree.")
     ] = False,
     keep_source: KeepSourceOption = False,
     jobs: opt.JobsOption = None,

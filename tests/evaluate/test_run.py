@@ -258,8 +258,9 @@ def test_what_is_not_finite_is_named_with_its_checkpoint(tmp_path, name, words):
     tensor[3] = 3e38  # finite, and no sum of it is
     other.put(name, tensor)
     other.write()
+    options = {"work": tmp_path / "work", "allow_other_model": True}
     with pytest.raises(SourceError, match=rf"other: {words}"):
-        report_of(tmp_path, tmp_path / "source", tmp_path / "other", work=tmp_path / "work")
+        report_of(tmp_path, tmp_path / "source", tmp_path / "other", **options)
     assert not (tmp_path / "work").exists()
 
 

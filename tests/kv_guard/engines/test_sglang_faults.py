@@ -28,11 +28,11 @@ def assert_ended(serving, *rids):
     assert serving.num_lost() == 0
 
 
-def two_running(serve, **how):
+def two_running(serve, num_steps=2, **how):
     serving = serve(**how)
-    requests = serving.submit("a", PROMPT, 6), serving.submit("b", OTHER, 6)
-    serving.step(*requests)
-    serving.step(*requests)
+    requests = serving.submit("a", PROMPT, num_steps + 4), serving.submit("b", OTHER, num_steps + 4)
+    for _ in range(num_steps):
+        serving.step(*requests)
     return serving, *requests
 
 
@@ -43,13 +43,33 @@ def row(serving, req):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_row_that_names_anothers_page(serve, overlap):
     """Kind 4. The row is mended before it is given back: the other's page stays the other's."""
-    serving, a, b = two_running(serve, overlap=overlap)
-    row(serving, a)[:4] = row(serving, b)[4:8]
+    serving, a, b = two_running(serve, num_steps=6, overlap=overlap)
+    row(serving, a)[12:16] = row(serving, b)[12:16]  # both full, and neither the cache's
     serving.finish(a, b)
     assert faults(serving) == {Fault.OTHER_OWNER}
     assert_ended(serving, "a")
-    assert len(serving.sent["a"]) == 2
-    assert len(serving.sent["b"]) == 6
+    assert len(serving.sent["a"]) == 6
+    assert len(serving.sent["b"]) == 10
+
+
+def test_a_page_that_is_gone_is_not_given_back(serve):
+    """It was freed under its request: another has it by now, or will."""
+    serving, a, b = two_running(serve, num_steps=6)
+    serving.allocator.free_segment(row(serving, a)[12:16], start_pos=0)
+    serving.finish(a, b)
+    assert_ended(serving, "a")
+    serving.finish(serving.submit("c", [*range(300, 330)]))
+    assert_ended(serving, "a")
+
+
+def test_nothing_of_a_condemned_request_is_cached(serve):
+    serving, a, b = two_running(serve)
+    kept = len(serving.guard.pool.kept)
+    serving.guard.condemned.add("a")
+    srt("mem_cache.common").release_kv_cache(a, serving.tree, checkpoint=True)
+    assert len(serving.guard.pool.kept) == kept
+    serving.finish(b)
+    assert serving.guard.condemned == set()
 
 
 def test_a_row_that_is_shifted_by_a_page(serve):

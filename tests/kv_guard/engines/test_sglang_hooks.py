@@ -93,9 +93,10 @@ def test_steps_that_overlap(serve):
     launched = serving.prefill(first, second)
     behind = serving.decode(first, second, behind=launched)
     serving.process(launched)
+    serving.before_compute.append(lambda: serving.process(behind))
     running = serving.decode(first, second, behind=behind)
-    serving.process(behind)  # the first has ended, and `running` is past it
-    assert first.finished()
+    serving.before_compute.clear()
+    assert first.finished()  # while the step ran, which is past its end
     other = serving.submit("other", [200 + place for place in range(14)])
     launched = serving.prefill(other)
     serving.process(running)
@@ -135,6 +136,17 @@ def test_speculation(serve, page_size):
         while alive := [req for req in requests if not req.finished()]:
             serving.process(serving.speculate(*alive))
     assert requests[0].kv.req_pool_idx is None
+    assert_clean(serving)
+
+
+def test_prefixes_of_pairs_that_differ_behind_their_last_page(serve):
+    """Such caches have a page for each token that follows."""
+    serving = serve(eagle=True, num_pages=60)
+    for rid, prompt in (("a", PROMPT), ("b", [*PROMPT[:4], 99, 98, 97]), ("c", PROMPT)):
+        req = serving.submit(rid, prompt, 3)
+        serving.step(req)
+        while not req.finished():
+            serving.process(serving.speculate(req))
     assert_clean(serving)
 
 

@@ -1,6 +1,7 @@
 """What the plugin refuses, and how: by name, before a request is served, and never in silence."""
 
 import json
+import multiprocessing
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from quantkit.kv_guard.engines.sglang.aborts import agreed
 from quantkit.kv_guard.engines.sglang.settings import PluginSettings, read_settings
 from quantkit.kv_guard.engines.sglang.targets import check_version
 from quantkit.kv_guard.tracker import KvGuardError, Mode
@@ -104,9 +106,7 @@ def test_a_prefix_cache_of_another_class(engine, serve, monkeypatch):
         serve()
 
 
-@pytest.mark.parametrize(
-    "option", [{"enable_hierarchical_cache": True}, {"pp_size": 2}, {"disaggregation_mode": "decode"}]
-)
+@pytest.mark.parametrize("option", [{"enable_hierarchical_cache": True}, {"pp_size": 2}, {"enable_hisparse": True}])
 def test_options_that_are_not_covered(serve, option):
     (name,) = option
     with pytest.raises(KvGuardError, match=f"--{name.replace('_', '-')} is .*, and the guard covers"):
@@ -174,6 +174,39 @@ def test_beams_are_refused_alone(serve):
     serving = serve()
     coordinator = srt("beam_search.coordinator").BeamCoordinator(serving.rows)
     assert "not covered by the KV guard" in coordinator.validate_and_init(None, None)
+
+
+def test_files_that_are_written(serve, tmp_path):
+    serving = serve(settings={"incidents": tmp_path / "i.jsonl", "metrics": tmp_path / "m.prom"}, tp_size=2)
+    req = serving.submit("a", PROMPT)
+    serving.step(req)
+    serving.rows.req_to_token[req.kv.req_pool_idx, :4] = 0
+    serving.step(req)
+    assert "checks_total" in (tmp_path / "m.prom.rank0").read_text()
+    line = json.loads((tmp_path / "i.jsonl.rank0").read_text().splitlines()[0])
+    assert line["request"] == "a"
+    assert line["pool"]["layout"] == "MLATokenToKVPool of 1 layers in torch.int64, pages of 4"
+
+
+def _vote(rank, file, flags, answers):
+    group = torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    answers.put((rank, agreed(flags, torch.distributed.group.WORLD)))
+    torch.distributed.destroy_process_group(group)
+
+
+def test_ranks_end_the_same_requests(tmp_path):
+    """One of them alone has seen a fault."""
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    flags = [[False, True, False], [False, False, False]]
+    ranks = [context.Process(target=_vote, args=(rank, tmp_path / "store", flags[rank], answers)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    said = dict(answers.get(timeout=60) for _ in ranks)
+    for rank in ranks:
+        rank.join()
+    assert said == {0: flags[0], 1: flags[0]}
+    assert agreed([True, False], None) == [True, False]
 
 
 def test_settings(tmp_path):

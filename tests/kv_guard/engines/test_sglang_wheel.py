@@ -15,13 +15,14 @@ from quantkit.kv_guard.engines.sglang.targets import ROOT, TARGETS, parameters_o
 from tests.kv_guard.engines.small_sglang import places
 from tests.kv_guard.engines.test_sglang_faults import *  # noqa: F403  the same scenarios
 from tests.kv_guard.engines.test_sglang_hooks import *  # noqa: F403
+from tests.kv_guard.engines.test_sglang_transfers import *  # noqa: F403
 from tests.kv_guard.engines.wheel import enter, folder
 from tests.kv_guard.engines.wheel_serving import MINIATURE, WheelServing, install
 
-pytestmark = [
-    pytest.mark.skipif(folder() is None, reason="no wheel of SGLang is at hand (QUANTKIT_SGLANG)"),
-    pytest.mark.filterwarnings("ignore"),  # the wheel's
-]
+if folder() is None:
+    pytest.skip("no wheel of SGLang is at hand (QUANTKIT_SGLANG)", allow_module_level=True)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the wheel's
 REAL = (
     "mem_cache.unified_radix_cache",
     "mem_cache.allocation",
@@ -29,6 +30,7 @@ REAL = (
     "managers.utils",
     "speculative.eagle_utils",
     "beam_search.coordinator",
+    "disaggregation.decode",
 )
 
 
@@ -76,7 +78,7 @@ def source_of(path):
     arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
     arguments.kw_defaults = [value and ast.Constant(None) for value in arguments.kw_defaults]
     names = {}
-    exec(compile(ast.Module([found], []), path, "exec"), names)
+    exec(compile(ast.fix_missing_locations(ast.Module([found], [])), path, "exec"), names)
     return names[found.name]
 
 

@@ -76,7 +76,9 @@ class Aborts:
         if not is_ours or req.rid not in self._guard.condemned:
             return original(req, tree_cache, checkpoint=checkpoint)
         self._mend(req)
-        return original(req, tree_cache, checkpoint=False)
+        result = original(req, tree_cache, checkpoint=False)
+        self._guard.condemned.discard(req.rid)
+        return result
 
     def _ends_now(self, req: Any) -> bool:
         if req.rid not in self._guard.condemned or req.finished() or req.is_retracted:

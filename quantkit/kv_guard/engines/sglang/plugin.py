@@ -68,11 +68,13 @@ def _hooks_of(guard: "Guard") -> Callable[[str], Callable[..., Any]]:
     from quantkit.kv_guard.engines.sglang.caching import CachingHooks
     from quantkit.kv_guard.engines.sglang.startup import StartupHooks
     from quantkit.kv_guard.engines.sglang.steps import StepHooks
+    from quantkit.kv_guard.engines.sglang.transfers import TransferHooks
 
-    aborts = Aborts(guard)
+    aborts, slots = Aborts(guard), AllocationHooks(guard)
     groups = {
         "startup": StartupHooks(guard),
-        "slots": AllocationHooks(guard),
+        "slots": slots,
+        "transfers": TransferHooks(guard, slots),
         "caching": CachingHooks(guard),
         "steps": StepHooks(guard, aborts),
         "aborts": aborts,

@@ -51,6 +51,8 @@ class StepHooks:
             pool.tracker.check_writes(*_writes(forward_batch))
         result = original(runner, forward_batch, *others, **named)
         if is_step:
+            if pool.inbox is not None:
+                pool.inbox.take_late(pool.tracker)
             pool.tracker.after_step()
         return result
 
@@ -63,6 +65,7 @@ class StepHooks:
             _report(verdict)
             self._aborts.judge(verdict, batch)
         if hasattr(result, _STEPS):
+            self._guard.metrics_file.write(self._guard.pool.tracker.metrics)
             self._aborts.end(scheduler, batch)
 
     def _step(self, forward_batch: Any) -> Step:

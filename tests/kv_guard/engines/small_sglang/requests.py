@@ -32,7 +32,20 @@ class ReqKvInfo:
 
 @at("managers.schedule_batch")
 class Req:
-    def __init__(self, rid, origin_input_text, origin_input_ids, sampling_params, extra_key=None, cache_salt=None):
+    def __init__(
+        self,
+        rid,
+        origin_input_text,
+        origin_input_ids,
+        sampling_params,
+        *,
+        extra_key=None,
+        cache_salt=None,
+        bootstrap_host=None,
+        bootstrap_room=None,
+        **others,
+    ):
+        self.bootstrap_host, self.bootstrap_room = bootstrap_host, bootstrap_room
         self.rid, self.origin_input_ids, self.sampling_params = rid, origin_input_ids, sampling_params
         self.extra_key, self.cache_salt = extra_key, cache_salt
         self.output_ids, self.full_untruncated_fill_ids = array("q"), array("q")

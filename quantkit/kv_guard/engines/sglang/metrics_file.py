@@ -1,0 +1,26 @@
+"""Metrics in a file that a node exporter's text collector reads, written anew now and then."""
+
+import time
+from pathlib import Path
+
+from quantkit.kv_guard.metrics import Metrics
+
+_SECONDS_BETWEEN = 10.0
+
+
+class MetricsFile:
+    """No path, no file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._due = 0.0
+
+    def write(self, metrics: Metrics) -> None:
+        """Whole or not at all, and seldom: this is the thread that schedules requests."""
+        now = time.monotonic()
+        if self._path is None or now < self._due:
+            return
+        self._due = now + _SECONDS_BETWEEN
+        partial = self._path.with_name(self._path.name + ".partial")
+        partial.write_text(metrics.text(), encoding="utf-8")
+        partial.replace(self._path)

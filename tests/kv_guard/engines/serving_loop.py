@@ -34,6 +34,8 @@ class Serving:
         self.kv_pool.kv_buffer = [torch.zeros((num_pages + 1) * page_size, 1, dtype=torch.int64)]
         self.kv_pool.layer_num, self.kv_pool.page_size = 1, page_size
         self.kv_pool.store_dtype, self.kv_pool.enable_custom_mem_pool = torch.int64, False
+        self.kv_pool.dcp_replicated, self.kv_pool.cpu_offloading_chunk_size = True, 8
+        self.allocator._kvcache = self.kv_pool
         self.kv = self.kv_pool.kv_buffer[0][:, 0]
         self.speculation = SimpleNamespace(
             name="EAGLE" if eagle else "NONE", is_eagle=lambda: eagle, is_none=lambda: not eagle

@@ -111,5 +111,5 @@ class WheelServing(Serving):
         )
         override.install()
         alone = SimpleNamespace(cpu_group=None, world_size=1)
-        places.srt("runtime_context").get_parallel().override_permanently(tp_group=alone)
+        places.srt("runtime_context").get_parallel().override_permanently(tp_group=alone, attn_dcp_rank=0)
         return override

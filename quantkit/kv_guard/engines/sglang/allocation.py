@@ -64,7 +64,8 @@ class AllocationHooks:
         result = original(row_pool, reqs)
         if result is not None:
             for req in begin:
-                self._guard.condemned.discard(req.rid)  # of an earlier request, or before it was retracted
+                if req.kv.retraction_backup is None:  # else its pages are filled with what it had
+                    self._guard.condemned.discard(req.rid)  # of an earlier request, or before it was retracted
                 self._guard.pool.open(req.kv.req_pool_idx, req)
         return result
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantkit.kv_guard import page_events
+from quantkit.kv_guard.dispatch import twins
 from quantkit.kv_guard.engines.sglang.events import Events
 from quantkit.kv_guard.engines.sglang.inbox import Inbox
 from quantkit.kv_guard.engines.sglang.kept_pages import KeptPages
@@ -75,6 +77,23 @@ class GuardedPool:
         """The transfer to pages of a row from ``first`` on is said to be complete; ``slots`` are their first ones."""
         self.events.add(self._arrive, row, first, slots)
 
+    def fill(self, slots: Tensor) -> None:
+        """What was handed out to await a transfer has been filled without one; ``slots`` are the first ones."""
+        self.events.add(self._fill, slots)
+
+    def holds(self, row: int, slots: Tensor) -> bool:
+        """Whether the first pages of a row, whose first slots these are, are its own; what is not is a violation.
+
+        Waits for the device.
+        """
+        pages = self._pages_of(slots)
+        indices = torch.arange(len(pages), device=slots.device)
+        if self.inbox is not None:
+            self.inbox.take(pages, self.tracker)
+        held = page_events.held_by(self.tracker.expectations, torch.full_like(indices, row), indices)
+        found = self.tracker.send(pages, held)[:, 0] ^ twins.mark_of(pages)
+        return bool((found == twins.seal_of(held.generations, held.owners, held.indices)).all())
+
     def release(self, pages: Tensor) -> None:
         """Pages are free."""
         if pages.numel():
@@ -110,10 +129,19 @@ class GuardedPool:
 
     def _arrive(self, row: int, first: int, slots: Tensor) -> None:
         assert self.inbox is not None
-        pages = slots.long() // self.page_size
+        pages = self._pages_of(slots)
         indices = torch.arange(first, first + len(pages), device=slots.device)
         self.inbox.take(pages, self.tracker)
         self.tracker.arrive(pages, torch.full_like(indices, row), indices)
+
+    def _fill(self, slots: Tensor) -> None:
+        if self.inbox is not None:
+            self.inbox.empty(self._pages_of(slots))
+
+    def _pages_of(self, slots: Tensor) -> Tensor:
+        """Of first slots as a row names them; page 0, which nobody holds, in place of what the pool does not have."""
+        pages = slots.long() // self.page_size
+        return torch.where((pages >= 0) & (pages < self.tracker.tags.num_pages), pages, 0)
 
     def _release(self, pages: Tensor) -> None:
         self.kept.forget(pages)
@@ -122,7 +150,7 @@ class GuardedPool:
     def _take(self, slots: Tensor, row: int, first: int, entries: list[int]) -> None:
         (at,) = self.events.numbers(entries)
         indices = torch.arange(first, first + len(entries), device=slots.device)
-        pages = slots[indices * self.page_size].long() // self.page_size
+        pages = self._pages_of(slots[indices * self.page_size])
         self.kept.put(at, pages, self.tracker.cache(pages, torch.full_like(indices, row), indices))
 
     def _share(self, row: int, places: list[int], entries: list[int]) -> None:

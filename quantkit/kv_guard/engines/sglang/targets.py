@@ -73,6 +73,7 @@ _SPECULATE = (
     "tree_cache, req_to_token_pool, *, reqs, req_pool_indices, cur_kv_lens, cur_kv_lens_cpu, nxt_kv_lens, "
     "nxt_kv_lens_cpu, num_needed_tokens, batch="
 )
+_BACKUP = "req, tree_cache, req_to_token_pool, token_to_kv_pool_allocator, backend"
 _FORWARD = "self, forward_batch, skip_attn_backend_init=, pp_proxy_tensors=, reinit_attn_backend=, split_forward_count="
 
 TARGETS: tuple[Target, ...] = (
@@ -153,6 +154,20 @@ TARGETS: tuple[Target, ...] = (
         "self, decode_req",
         "transfers.committed",
         "a transfer is said to be complete",
+    ),
+    _target(
+        Kind.BEFORE,
+        "mem_cache.common.backup_kv_cache",
+        _BACKUP,
+        "transfers.backed_up",
+        "pages that are read beside a step",
+    ),
+    _target(
+        Kind.AFTER,
+        "mem_cache.common.restore_kv_cache",
+        _BACKUP,
+        "transfers.restored",
+        "pages that no transfer will fill",
     ),
     # prefixes
     _target(

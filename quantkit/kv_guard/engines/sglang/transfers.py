@@ -9,13 +9,20 @@ are sent.
 """
 
 import importlib
+import logging
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from quantkit.kv_guard.engines.sglang.allocation import AllocationHooks
+from quantkit.kv_guard.engines.sglang.events import wait_for
 from quantkit.kv_guard.engines.sglang.guard import Guard
 from quantkit.kv_guard.engines.sglang.inbox import buffers_of
 from quantkit.kv_guard.engines.sglang.targets import ROOT
+from quantkit.kv_guard.tracker import Mode
+
+_log = logging.getLogger(__name__)
 
 
 class TransferHooks:
@@ -52,3 +59,27 @@ class TransferHooks:
         first, last = req.prefix_len // pool.page_size, -(-req.kv.kv_allocated_len // pool.page_size)
         slots = pool.row_pool.req_to_token[req.kv.req_pool_idx, first * pool.page_size : last * pool.page_size]
         pool.arrive(req.kv.req_pool_idx, first, slots[:: pool.page_size].clone())
+
+    def backed_up(self, req: Any, tree_cache: Any, *_: object) -> None:
+        """BEFORE backup_kv_cache, which waits for the device: what a row names comes back as the request's own."""
+        if not self._guard.guards_rows(tree_cache.req_to_token_pool):
+            return
+        pool = self._guard.pool
+        wait_for(pool.row_pool.req_to_token)  # no step runs, so that events can be carried out
+        pool.carry_out()
+        if pool.holds(req.kv.req_pool_idx, self._backed_up_slots(req)):
+            return
+        _log.error("KV guard: request %s was retracted with a page that is not its own", req.rid)
+        if self._guard.settings.mode is Mode.ABORT:
+            self._guard.condemned.add(req.rid)
+
+    def restored(self, _: object, req: Any, tree_cache: Any, *__: object) -> None:
+        """AFTER restore_kv_cache: pages that were reserved as for a transfer, and expect none."""
+        if self._guard.guards_rows(tree_cache.req_to_token_pool):
+            self._guard.pool.fill(self._backed_up_slots(req))
+
+    def _backed_up_slots(self, req: Any) -> Tensor:
+        """The first of each page: all tokens but the last, whose turn it is."""
+        pool = self._guard.pool
+        slots: Tensor = pool.row_pool.req_to_token[req.kv.req_pool_idx, : req.seqlen - 1 : pool.page_size]
+        return slots.clone()

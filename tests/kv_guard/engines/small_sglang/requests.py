@@ -21,6 +21,7 @@ class ReqKvInfo:
     cache_protected_len: int = 0
     kv_committed_len: int = 0
     kv_allocated_len: int = 0
+    retraction_backup: Any = None
 
     @property
     def holds_kv(self):
@@ -56,6 +57,10 @@ class Req:
     @property
     def extend_len(self):
         return self.extend_end - self.prefix_len
+
+    @property
+    def seqlen(self):
+        return len(self.origin_input_ids) + len(self.output_ids)
 
     def finished(self):
         return self.finished_reason is not None

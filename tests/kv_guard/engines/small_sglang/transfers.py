@@ -76,3 +76,23 @@ class DecodeTransferQueue:
 @at("disaggregation.utils", "disaggregation.decode")
 def _is_fake_transfer(req):
     return req.bootstrap_host == "2.2.2.2"
+
+
+def _slots_of(req, row_pool):
+    return row_pool.req_to_token[req.kv.req_pool_idx, : req.seqlen - 1].long()
+
+
+@at("mem_cache.common", "managers.schedule_batch")
+def backup_kv_cache(req, tree_cache, req_to_token_pool, token_to_kv_pool_allocator, backend):
+    if backend != "cpu_tensor":
+        return False
+    (buffer,) = token_to_kv_pool_allocator._kvcache.kv_buffer
+    req.kv.retraction_backup = buffer[_slots_of(req, req_to_token_pool)]
+    return True
+
+
+@at("mem_cache.common", "disaggregation.decode")
+def restore_kv_cache(req, tree_cache, req_to_token_pool, token_to_kv_pool_allocator, backend):
+    (buffer,) = token_to_kv_pool_allocator._kvcache.kv_buffer
+    buffer[_slots_of(req, req_to_token_pool)] = req.kv.retraction_backup
+    req.kv.retraction_backup = None

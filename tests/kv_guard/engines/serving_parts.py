@@ -4,34 +4,19 @@ from types import SimpleNamespace
 
 import torch
 
+from quantkit.kv_guard.engines.sglang.supported import OPTIONS, TRANSFER_OPTIONS
+
 UNGUARDED = {
-    "pp_size": 1,
-    "attn_cp_size": 1,
-    "dcp_size": 1,
+    **OPTIONS,
+    **TRANSFER_OPTIONS,
     "tp_size": 1,
     "dp_size": 1,
-    "enable_kv_cache_sharding": False,
-    "enable_unified_memory": False,
-    "enable_hisparse": False,
-    "enable_hierarchical_cache": False,
-    "enable_unified_cache_external_linker": False,
-    "enable_lmcache": False,
-    "enable_flexkv": False,
-    "radix_cache_backend": None,
-    "enable_streaming_session": False,
-    "enable_encoder_swa_bounded_replay": False,
-    "enable_pdmux": False,
-    "dllm_algorithm": None,
-    "disaggregation_mode": "null",
-    "enable_pd_role_switch": False,
     "disable_radix_cache": False,
-    "disaggregation_enable_kv_checksum": False,
-    "disaggregation_decode_enable_offload_kvcache": False,
-    "disaggregation_decode_host_receive_threshold": 1.0,
+    "disaggregation_mode": "null",
     "disaggregation_transfer_backend": "mooncake",
     "disaggregation_decode_retraction_backup": None,
     "enable_lora": None,
-}
+}  # as SGLang has them by itself, which test_sglang_wheel.py compares
 
 
 class Batch:

@@ -1,8 +1,6 @@
 """What the plugin refuses, and how: by name, before a request is served, and never in silence."""
 
-import json
 import multiprocessing
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -10,7 +8,9 @@ import pytest
 import torch
 
 from quantkit.kv_guard.engines.sglang.aborts import agreed
-from quantkit.kv_guard.engines.sglang.settings import PluginSettings, read_settings
+from quantkit.kv_guard.engines.sglang.plugin import register
+from quantkit.kv_guard.engines.sglang.settings import PluginSettings
+from quantkit.kv_guard.engines.sglang.supported import OPTIONS
 from quantkit.kv_guard.engines.sglang.targets import check_version
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 from tests.kv_guard.engines.serving_loop import Serving
@@ -106,11 +106,48 @@ def test_a_prefix_cache_of_another_class(engine, serve, monkeypatch):
         serve()
 
 
-@pytest.mark.parametrize("option", [{"enable_hierarchical_cache": True}, {"pp_size": 2}, {"enable_hisparse": True}])
-def test_options_that_are_not_covered(serve, option):
-    (name,) = option
-    with pytest.raises(KvGuardError, match=f"--{name.replace('_', '-')} is .*, and the guard covers"):
-        serve(**option)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_that_are_not_covered(serve, name):
+    value = "verifier" if isinstance(OPTIONS[name], str) else "flexkv" if OPTIONS[name] is None else 2
+    with pytest.raises(KvGuardError, match=f"--{name.replace('_', '-')} is {value!r}, and the guard covers"):
+        serve(**{name: value})
+
+
+def started_with(monkeypatch, change):
+    """A server whose ``change`` is made before it starts."""
+    start = Serving.start
+
+    def changed(self):
+        change(self)
+        return start(self)
+
+    monkeypatch.setattr(Serving, "start", changed)
+
+
+def test_windows_are_refused_by_their_option(engine, serve, monkeypatch):
+    started_with(monkeypatch, lambda serving: setattr(serving.runner, "is_hybrid_swa", True))
+    with pytest.raises(KvGuardError, match=r"sliding windows .*; serve with --disable-hybrid-swa-memory"):
+        serve()
+
+
+def test_speculation_that_is_not_known(engine, serve, monkeypatch):
+    started_with(monkeypatch, lambda serving: setattr(serving.speculation, "name", "NGRAM"))
+    with pytest.raises(KvGuardError, match="--speculative-algorithm is NGRAM, and the guard covers NONE, EAGLE"):
+        serve()
+
+
+def test_an_encoder(engine, serve, monkeypatch):
+    started_with(monkeypatch, lambda serving: setattr(serving.runner.model_config, "is_encoder_decoder", True))
+    with pytest.raises(KvGuardError, match="encoder has pages of its own"):
+        serve()
+
+
+def test_a_plugin_that_is_loaded_twice(serve):
+    serve()
+    with pytest.raises(KvGuardError, match="loaded in this process already; install the plugin once"):
+        register(PluginSettings(mode=Mode.ABORT))
+    counts = {len(hooks) for hooks in srt("plugins.hook_registry").HookRegistry._hooks.values()}
+    assert counts == {1}
 
 
 def test_a_guard_that_is_attached_twice(serve):
@@ -119,16 +156,18 @@ def test_a_guard_that_is_attached_twice(serve):
         serving.runner._init_post_memory_pool_components()
 
 
-def test_a_pool_that_is_in_use(engine, serve, monkeypatch):
-    start = Serving.start
-
-    def late(self):
-        self.allocator.alloc(8)
-        return start(self)
-
-    monkeypatch.setattr(Serving, "start", late)
+@pytest.mark.parametrize("how", ["null", "decode"])
+def test_a_pool_that_is_in_use(engine, serve, monkeypatch, how):
+    started_with(monkeypatch, lambda serving: serving.allocator.alloc(8))
     with pytest.raises(KvGuardError, match=r"the pool is in use: 8 tokens, 0 rows; attach the guard before"):
-        serve()
+        serve(disaggregation_mode=how)
+
+
+@pytest.mark.parametrize("how", ["null", "decode"])
+def test_rows_that_are_in_use(engine, serve, monkeypatch, how):
+    started_with(monkeypatch, lambda serving: serving.rows.alloc([serving.submit("early", PROMPT)]))
+    with pytest.raises(KvGuardError, match=r"the pool is in use: 0 tokens, 1 rows"):
+        serve(disaggregation_mode=how)
 
 
 def test_a_pool_that_is_given_another_size(serve):
@@ -176,18 +215,6 @@ def test_beams_are_refused_alone(serve):
     assert "not covered by the KV guard" in coordinator.validate_and_init(None, None)
 
 
-def test_files_that_are_written(serve, tmp_path):
-    serving = serve(settings={"incidents": tmp_path / "i.jsonl", "metrics": tmp_path / "m.prom"}, tp_size=2)
-    req = serving.submit("a", PROMPT)
-    serving.step(req)
-    serving.rows.req_to_token[req.kv.req_pool_idx, :4] = 0
-    serving.step(req)
-    assert "checks_total" in (tmp_path / "m.prom.rank0").read_text()
-    line = json.loads((tmp_path / "i.jsonl.rank0").read_text().splitlines()[0])
-    assert line["request"] == "a"
-    assert line["pool"]["layout"] == "MLATokenToKVPool of 1 layers in torch.int64, pages of 4"
-
-
 def _vote(rank, file, flags, answers):
     group = torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     answers.put((rank, agreed(flags, torch.distributed.group.WORLD)))
@@ -207,51 +234,3 @@ def test_ranks_end_the_same_requests(tmp_path):
         rank.join()
     assert said == {0: flags[0], 1: flags[0]}
     assert agreed([True, False], None) == [True, False]
-
-
-def test_settings(tmp_path):
-    assert read_settings({}).mode is Mode.OFF
-    assert read_settings({"QUANTKIT_KV_GUARD": "abort"}) == PluginSettings(mode=Mode.ABORT)
-    path = tmp_path / "guard.json"
-    path.write_text(json.dumps({"mode": "halt", "incidents": "x.jsonl", "ring_lines": 8, "model": None}))
-    settings = read_settings({"QUANTKIT_KV_GUARD": str(path)})
-    assert (settings.mode, settings.incidents.name, settings.ring_lines) == (Mode.HALT, "x.jsonl", 8)
-
-
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [
-        ({"mode": "stop"}, "mode is 'stop'; choose off, log, abort, halt"),
-        ({}, "mode is None"),
-        ({"mode": "log", "ring": 3}, "unknown key 'ring'"),
-        ({"mode": "log", "ring_lines": True}, "ring_lines is True"),
-        ({"mode": "log", "incidents": 3}, "incidents is 3"),
-        ([], "is no JSON object"),
-        ("{", "cannot be read"),
-    ],
-)
-def test_settings_that_mean_nothing(tmp_path, document, message):
-    path = tmp_path / "guard.json"
-    path.write_text(document if isinstance(document, str) else json.dumps(document))
-    with pytest.raises(KvGuardError, match=message):
-        read_settings({"QUANTKIT_KV_GUARD": str(path)})
-
-
-@pytest.mark.parametrize(("value", "says"), [("", ""), ("off", ""), ("abrot", "'abrot'"), ("abort", "No module named")])
-def test_the_entry_point(value, says):
-    """In a process without SGLang: a refusal ends it; what is off imports nothing."""
-    code = (
-        "import sys; from importlib.metadata import entry_points\n"
-        "from quantkit.kv_guard.engines.sglang.plugin import load; load()\n"
-        "assert 'torch' not in sys.modules or sys.argv[1]"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, value],
-        env={"QUANTKIT_KV_GUARD": value, "PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == (1 if says else 0), done.stderr
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr

@@ -211,6 +211,19 @@ def test_buffers_are_of_the_model_alone(serve):
     assert len(draft.get_contiguous_buf_infos()[0]) == 1
 
 
+def test_a_decode_server_without_the_guard(serve):
+    """SGLang pairs buffers by their order: tags would go where a draft model's pages are."""
+    serving = serve(disaggregation_mode="prefill")
+    manager = srt("disaggregation.common.conn").CommonKVManager
+    manager = manager.__new__(manager)
+    manager.kv_args = SimpleNamespace(prefill_start_layer=0)
+    ours, _, _ = serving.kv_pool.get_contiguous_buf_infos()
+    assert manager.get_mla_kv_ptrs_with_pp(ours, [1, 2, 3])[1:] == ([1, 2, 3], 3)
+    assert manager.get_mla_kv_ptrs_with_pp([7], [8, 9], "state")[2] == 1
+    with pytest.raises(KvGuardError, match="3 buffers, two of them tags, to a server that has 1; run the guard on"):
+        manager.get_mla_kv_ptrs_with_pp(ours, [1])
+
+
 def test_no_buffers_without_a_transfer(serve):
     assert len(serve().kv_pool.get_contiguous_buf_infos()[0]) == 1
 

@@ -10,8 +10,9 @@ import pkgutil
 
 import pytest
 
-from quantkit.kv_guard.engines.sglang.supported import ALLOCATORS, OPTIONS, ROW_POOLS, TREES
+from quantkit.kv_guard.engines.sglang.supported import ALLOCATORS, ROW_POOLS, SENT_POOLS, TREES
 from quantkit.kv_guard.engines.sglang.targets import ROOT, TARGETS, parameters_of
+from tests.kv_guard.engines.serving_parts import UNGUARDED
 from tests.kv_guard.engines.small_sglang import places
 from tests.kv_guard.engines.test_sglang_faults import *  # noqa: F403  the same scenarios
 from tests.kv_guard.engines.test_sglang_hooks import *  # noqa: F403
@@ -106,18 +107,27 @@ def test_the_miniature_has_the_wheels_parameters(monkeypatch):
     assert differ == []
 
 
-@pytest.mark.parametrize("name", [*ALLOCATORS, *ROW_POOLS, *TREES])
+@pytest.mark.parametrize("name", [*ALLOCATORS, *ROW_POOLS, *SENT_POOLS, *TREES])
 def test_a_class_that_is_known_exists(wheel, name):
     assert inspect.isclass(pkgutil.resolve_name(ROOT + name))
 
 
-def test_the_options_exist(wheel):
-    fields = {
-        node.target.id
+def literal(node):
+    """A default that is written out: `= False`, or `msgspec.field(default=...)` left as it is, unknown."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return node
+
+
+def test_the_options_exist_and_a_plain_server_is_covered(wheel):
+    """The value that the guard covers is the one that SGLang has where nobody says another."""
+    defaults = {
+        node.target.id: literal(node.value)
         for file in (wheel / "sglang/srt/arg_groups/fields").glob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.AnnAssign)
+        if isinstance(node, ast.AnnAssign) and node.value is not None
     }
-    assert OPTIONS.keys() <= fields
-    assert {"tp_size", "dp_size"} <= fields
+    assert UNGUARDED == {name: defaults[name] for name in UNGUARDED}
+    assert "disable_hybrid_swa_memory" in defaults  # which a refusal names
     assert all(name not in MINIATURE for name in ALLOCATORS)

@@ -86,10 +86,10 @@ class Guard:
             if self._runner is not None:
                 raise KvGuardError("the guard is attached to a pool already", remedy="serve one model in a process")
             self._runner = runner
+            check_options(runner.server_args)  # first what has a name on the command line
+            check_model(runner)
             check_class(runner.token_to_kv_pool_allocator, ALLOCATORS, "allocator")
             check_class(runner.req_to_token_pool, ROW_POOLS, "pool of rows")
-            check_options(runner.server_args)
-            check_model(runner)
             check_transfers(runner)
             self._make_pool(runner)
         except KvGuardError as error:

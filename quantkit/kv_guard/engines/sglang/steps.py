@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quantkit.kv_guard.engines.sglang.aborts import Aborts
 from quantkit.kv_guard.engines.sglang.guard import Guard
-from quantkit.kv_guard.tracker import Step, Verdict
+from quantkit.kv_guard.tracker import KvGuardError, Step, Verdict
 
 _STEPS = "quantkit_kv_steps"  # attribute of a result: the numbers of the steps that it came from
 _log = logging.getLogger(__name__)
@@ -60,12 +60,18 @@ class StepHooks:
         """BEFORE process_batch_result. Raises KvGuardError in mode halt, which ends the server."""
         if not self._guard.guards_rows(batch.req_to_token_pool):
             return
+        tracker, found = self._guard.pool.tracker, 0
         for step in getattr(result, _STEPS, ()):
-            verdict = self._guard.pool.tracker.verdict(step)
+            try:
+                verdict = tracker.verdict(step)
+            except KvGuardError:
+                self._guard.metrics_file.write(tracker.metrics, at_once=True)
+                raise
             _report(verdict)
             self._aborts.judge(verdict, batch)
+            found += len(verdict.violations) + verdict.lost
         if hasattr(result, _STEPS):
-            self._guard.metrics_file.write(self._guard.pool.tracker.metrics)
+            self._guard.metrics_file.write(tracker.metrics, at_once=found > 0)
             self._aborts.end(scheduler, batch)
 
     def _step(self, forward_batch: Any) -> Step:

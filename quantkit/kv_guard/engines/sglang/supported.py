@@ -31,9 +31,13 @@ OPTIONS: Mapping[str, object] = {
     "enable_flexkv": False,
     "radix_cache_backend": None,
     "enable_streaming_session": False,  # rows outlive their requests
+    "enable_session_radix_cache": False,  # sessions refer to what the cache has
     "enable_encoder_swa_bounded_replay": False,  # a forward before the forward
     "enable_pdmux": False,  # a forward in parts
     "dllm_algorithm": None,  # rewrites pages that are filled
+    "enable_mis": False,  # a token's position is not its place
+    "is_embedding": False,  # what is sent is no token
+    "decoupled_spec_role": "null",  # half of a model in each of two servers
     "enable_pd_role_switch": False,
 }
 # a transfer has one list of buffers, which these classes fill with one entry a layer; others have keys and values apart
@@ -85,11 +89,17 @@ def _check_option(options: Any, name: str, covered: Sequence[object]) -> None:
 
 def check_model(runner: Any) -> None:
     """Raises KvGuardError for models that keep other pages than those of tokens, and for other speculation."""
-    if runner.model_config.is_encoder_decoder or runner.is_hybrid_swa:
-        raise KvGuardError("the model has encoder or window pages of its own", remedy="serve it without the guard")
+    if runner.model_config.is_encoder_decoder:
+        raise KvGuardError("the model's encoder has pages of its own", remedy="serve it without the guard")
+    if runner.is_hybrid_swa:
+        raise KvGuardError(
+            "the model's sliding windows have a pool of their own, and the guard covers one",
+            remedy="serve with --disable-hybrid-swa-memory, or without the guard",
+        )
     if runner.spec_algorithm.name not in SPECULATION:
         raise KvGuardError(
-            f"speculative decoding by {runner.spec_algorithm.name}", remedy=f"known are {', '.join(SPECULATION)}"
+            f"--speculative-algorithm is {runner.spec_algorithm.name}, and the guard covers {', '.join(SPECULATION)}",
+            remedy="serve without this option, or without the guard",
         )
 
 

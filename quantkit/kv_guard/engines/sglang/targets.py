@@ -142,6 +142,13 @@ TARGETS: tuple[Target, ...] = (
         "tags travel beside the pages",
     ),
     _target(
+        Kind.BEFORE,
+        "disaggregation.common.conn.CommonKVManager.get_mla_kv_ptrs_with_pp",
+        "self, src_kv_ptrs, dst_kv_ptrs, state_type=",
+        "transfers.paired",
+        "does the other server take tags?",
+    ),
+    _target(
         Kind.AROUND,
         "disaggregation.decode.DecodePreallocQueue._pre_alloc",
         "self, req, prefix_indices=, prefix_len=, total_prefix_len=",

@@ -10,7 +10,7 @@ are sent.
 
 import importlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -20,7 +20,7 @@ from quantkit.kv_guard.engines.sglang.events import wait_for
 from quantkit.kv_guard.engines.sglang.guard import Guard
 from quantkit.kv_guard.engines.sglang.inbox import buffers_of
 from quantkit.kv_guard.engines.sglang.targets import ROOT
-from quantkit.kv_guard.tracker import Mode
+from quantkit.kv_guard.tracker import KvGuardError, Mode
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +41,17 @@ class TransferHooks:
         arrays = (tags.seals_P, tags.records_P3) if pool.inbox is None else pool.inbox.arrays
         self._guard.has_given_pointers = True
         return tuple([*theirs, *ours] for theirs, ours in zip(result, buffers_of(arrays), strict=True))
+
+    def paired(self, _: object, ours: Sequence[int], theirs: Sequence[int], state_type: object = None) -> None:
+        """BEFORE get_mla_kv_ptrs_with_pp, where buffers of two servers are paired by their order.
+
+        Raises KvGuardError in every mode where one has more than the other: tags would be written over its pages.
+        """
+        if self._guard.has_given_pointers and state_type is None and len(ours) != len(theirs):
+            raise KvGuardError(
+                f"a transfer of {len(ours)} buffers, two of them tags, to a server that has {len(theirs)}",
+                remedy="run the guard on the prefill and on the decode servers, or on none",
+            )
 
     def reserve(self, original: Callable[..., Any], queue: Any, req: Any, *given: Any, **named: Any) -> Any:
         """AROUND _pre_alloc: pages for a prompt that another server computes, behind what the cache has of it."""

@@ -73,6 +73,12 @@ class DecodeTransferQueue:
         decode_req.req.output_ids.append(int(self.metadata_buffers.get_buf(decode_req.metadata_buffer_index)[0][0]))
 
 
+@at("disaggregation.common.conn")
+class CommonKVManager:
+    def get_mla_kv_ptrs_with_pp(self, src_kv_ptrs, dst_kv_ptrs, state_type=None):
+        return src_kv_ptrs, dst_kv_ptrs[: len(src_kv_ptrs)], len(src_kv_ptrs)
+
+
 @at("disaggregation.utils", "disaggregation.decode")
 def _is_fake_transfer(req):
     return req.bootstrap_host == "2.2.2.2"

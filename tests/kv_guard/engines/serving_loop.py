@@ -137,7 +137,7 @@ class Serving:
             answers.append([expected(self.kv[table[row, :end].long()].tolist()) for end in ends])
         return torch.tensor(answers) if ahead else torch.tensor(answers).reshape(-1)
 
-    def prefill(self, *reqs, chunk=None):
+    def prefill(self, *reqs, chunk=None, run=True):
         """Admit, or go on with, requests; returns what `process` takes."""
         for req in reqs:
             is_new = not req.kv.holds_kv
@@ -160,6 +160,18 @@ class Serving:
         batch.input_ids = torch.tensor(
             [r.full_untruncated_fill_ids[p] for r, span in zip(reqs, spans, strict=True) for p in span]
         )
+        return batch, self.scheduler.run_batch(batch) if run else None
+
+    def mix(self, new, *running, chunk=None):
+        """A prompt, or a part of it, and a token for each of those that run, in one batch."""
+        batch, _ = self.prefill(new, chunk=chunk, run=False)
+        tail, _ = self.decode(*running, run=False)
+        for name in ("seq_lens", "seq_lens_cpu", "out_cache_loc", "positions", "input_ids"):
+            setattr(batch, name, torch.cat([getattr(batch, name), getattr(tail, name)]))
+        batch.reqs, batch.decoding_reqs = [*batch.reqs, *tail.reqs], tail.reqs
+        batch.extend_lens = [*batch.extend_lens, *[1] * len(running)]
+        batch.rows()
+        batch.forward_mode = self.modes.MIXED
         return batch, self.scheduler.run_batch(batch)
 
     def decode(self, *reqs, behind=None, run=True):

@@ -170,6 +170,16 @@ def test_a_prompt_in_chunks_is_not_gone_on_with(serve):
     assert serving.sent["long"] == []
 
 
+def test_a_row_that_names_anothers_page_in_a_mixed_batch(serve):
+    serving, a, b = two_running(serve, num_steps=6)
+    row(serving, a)[12:16] = row(serving, b)[12:16]
+    new = serving.submit("new", [1, 2, 3, 4, 5], 3)
+    serving.process(serving.mix(new, a, b))
+    serving.finish(new, b)
+    assert_ended(serving, "a")
+    assert (len(serving.sent["a"]), len(serving.sent["new"])) == (6, 3)
+
+
 def test_a_tag_that_lands_while_a_step_runs(serve):
     """Kinds 1 and 2: a late transfer into a page that was granted anew is seen behind the step that read it."""
     serving, a, b = two_running(serve)

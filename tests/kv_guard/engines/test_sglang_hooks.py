@@ -86,6 +86,20 @@ def test_a_prompt_in_chunks(serve):
     assert_clean(serving)
 
 
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_chunk_and_running_requests_in_one_batch(serve, page_size):
+    serving = serve(page_size=page_size, num_pages=80)
+    long, running = serving.submit("long", list(range(40, 64)), 3), serving.submit("a", PROMPT, 9)
+    serving.step(running)
+    for chunk in (8, 12, None):
+        serving.process(serving.mix(long, running, chunk=chunk))
+        if chunk:
+            serving.checkpoint(long)
+    serving.finish(long, running)
+    assert len(serving.sent["a"]) == 9
+    assert_clean(serving)
+
+
 def test_steps_that_overlap(serve):
     """A request ends while the next step still runs it; its pages are freed, and granted anew, meanwhile."""
     serving = serve(overlap=True, num_pages=12)

@@ -11,7 +11,7 @@ from quantkit.kv_guard.engines.sglang.aborts import agreed
 from quantkit.kv_guard.engines.sglang.plugin import register
 from quantkit.kv_guard.engines.sglang.settings import PluginSettings
 from quantkit.kv_guard.engines.sglang.supported import OPTIONS
-from quantkit.kv_guard.engines.sglang.targets import check_version
+from quantkit.kv_guard.engines.sglang.targets import TARGETS, Kind, check_version
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 from tests.kv_guard.engines.serving_loop import Serving
 from tests.kv_guard.engines.small_sglang.places import srt
@@ -57,21 +57,42 @@ def test_versions(version, is_known):
             check_version(version)
 
 
-def test_a_hook_that_was_not_applied(engine, serve, monkeypatch):
-    """The registry logs and swallows; the first step does not."""
+def fail_to_apply(monkeypatch, *names):
+    """The registry logs and swallows what goes wrong with a target."""
     registry = srt("plugins.hook_registry").HookRegistry
     apply = registry._apply_target.__func__
 
     def fail(cls, target, hooks):
-        if target.endswith("free_rows"):
+        if target.endswith(names):
             raise RuntimeError("somebody else patched it")
         apply(cls, target, hooks)
 
     monkeypatch.setattr(registry, "_apply_target", classmethod(fail))
+
+
+@pytest.mark.parametrize("name", [target.name for target in TARGETS if target.kind is not Kind.CALLED])
+def test_a_hook_that_was_not_applied(engine, serve, monkeypatch, name):
+    """None is missed in silence, those included by which the guard itself begins."""
+    fail_to_apply(monkeypatch, name)
+    unseen = "the pools were made unseen" if name.endswith("_init_post_memory_pool_components") else "was not hooked"
+    with pytest.raises(KvGuardError, match=unseen):
+        serve()
+
+
+def test_pools_and_cache_that_were_made_unseen(engine, serve, monkeypatch, caplog):
+    fail_to_apply(monkeypatch, "_init_post_memory_pool_components", "build_kv_cache")
     serving = serve()
-    with pytest.raises(KvGuardError, match=r"ReqToTokenPool\.free_rows was not hooked: SGLang's log says why"):
+    with pytest.raises(KvGuardError, match="the pools were made unseen; see in SGLang's log"):
         serving.step(serving.submit("a", PROMPT))
     assert serving.sent["a"] == []
+
+
+def test_a_guard_that_logs_says_that_it_sees_no_pools(engine, serve, monkeypatch, caplog):
+    fail_to_apply(monkeypatch, "_init_post_memory_pool_components")
+    serving = serve(mode=Mode.LOG)
+    serving.finish(serving.submit("a", PROMPT))
+    assert serving.wrong() == []
+    assert "the pools were made unseen" in caplog.text
 
 
 def test_a_function_that_a_module_still_calls_unhooked(engine, serve):

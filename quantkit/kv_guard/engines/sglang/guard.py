@@ -86,6 +86,7 @@ class Guard:
             if self._runner is not None:
                 raise KvGuardError("the guard is attached to a pool already", remedy="serve one model in a process")
             self._runner = runner
+            check_installed(self._originals)
             check_options(runner.server_args)  # first what has a name on the command line
             check_model(runner)
             check_class(runner.token_to_kv_pool_allocator, ALLOCATORS, "allocator")
@@ -108,7 +109,8 @@ class Guard:
             self.refuse(error)
 
     def check_tree(self, tree: Any) -> None:
-        """Refuses a prefix cache that is not known."""
+        """Refuses a prefix cache that is not known, or that comes before the pools were seen."""
+        self._check_attached()
         if not self.guards(tree.token_to_kv_pool_allocator):
             return
         try:
@@ -118,16 +120,26 @@ class Guard:
             self.refuse(error)
 
     def verify(self) -> None:
-        """Before the first step: is every hook in place? Half a guard would raise false alarms."""
+        """Before the first step: is every hook in place? Half a guard raises false alarms, and none is silent.
+
+        Hooks were looked at when the pools were made; a module that was imported since may call past them.
+        """
         if self._is_verified:
             return
         self._is_verified = True
+        self._check_attached()
+        if self._pool is None:
+            return
         try:
             check_installed(self._originals)
             if self.in_pairs is None:
                 raise KvGuardError("the prefix cache was made unseen", remedy="report how the server was started")
         except KvGuardError as error:
             self.refuse(error)
+
+    def _check_attached(self) -> None:
+        if self._runner is None:
+            self.refuse(KvGuardError("the pools were made unseen", remedy="see in SGLang's log why a hook failed"))
 
     def _make_pool(self, runner: Any) -> None:
         allocator, row_pool = runner.token_to_kv_pool_allocator, runner.req_to_token_pool

@@ -26,9 +26,9 @@ class StepHooks:
 
     def run_batch(self, original: Callable[..., Any], scheduler: Any, batch: Any, *others: Any, **named: Any) -> Any:
         """AROUND run_batch: results are processed a step later, where the scheduler overlaps them."""
+        self._guard.verify()  # which may end the guard
         if not self._guard.guards_rows(batch.req_to_token_pool):
             return original(scheduler, batch, *others, **named)
-        self._guard.verify()  # which may end the guard
         self._guard.has_lost_pages = False
         self._batch, self._steps = batch, []
         try:

@@ -237,6 +237,15 @@ def test_a_violation_that_is_lost_ends_the_whole_batch(serve):
     assert serving.wrong() == []
 
 
+def test_a_row_of_nobody_ends_the_whole_batch(serve):
+    """Kind 4: a step reads a row that no request has, and whose tokens it makes nobody can say."""
+    serving, a, b = two_running(serve)
+    batch, _ = serving.decode(a, b, run=False)
+    batch.req_pool_indices[0] = next(r for r in serving.rows.free_slots if r != 0)
+    serving.process((batch, serving.scheduler.run_batch(batch)))
+    assert_ended(serving, "a", "b")
+
+
 def test_halt_ends_the_server(serve):
     serving, a, b = two_running(serve, mode=Mode.HALT)
     row(serving, a)[:4] = row(serving, b)[:4]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantkit.errors import SourceError, UsageError
+from quantkit.errors import SourceError
 from quantkit.gate.sample import Sample, parse_sample, place
 
 NO_TASK = "all"  # the task of a file that names none
@@ -44,16 +44,6 @@ def read_log(path: Path) -> SampleLog:
         if sum(map(len, samples.values())) == num_before:
             raise SourceError("is empty", file=file, remedy="run the evaluation again, or remove the file")
     return SampleLog(path=path, samples=samples)
-
-
-def check_two_logs(baseline: SampleLog, candidate: SampleLog) -> None:
-    """Raise UsageError for a file that both sides read."""
-    if baseline.files & candidate.files:
-        raise UsageError(
-            "is a log that both sides read, which lies within any drop of itself",
-            file=candidate.path,
-            remedy="give the log of BASELINE and that of CANDIDATE",
-        )
 
 
 def _files(path: Path) -> list[tuple[Path, str]]:

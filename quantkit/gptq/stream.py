@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quantkit.gptq.factor import Factor, blend, factorize
 from quantkit.gptq.hessians import LinearHessians, hessian_of
-from quantkit.gptq.quantize import Calibrated, quantize_gptq
+from quantkit.gptq.quantize import CodesAndScale, quantize_gptq
 from quantkit.numerics import bfloat16
 from quantkit.numerics.packing import Int4Words, pack_int4
 from quantkit.streaming import ExpertVisit, States, StreamedLayer, StreamedModel, Tokens
@@ -72,7 +72,7 @@ def _write_layer(request: StreamRequest, layer: StreamedLayer, states: States) -
 @torch.no_grad()
 def _quantized_linears(
     request: StreamRequest, layer: StreamedLayer, states: States, shapes: Mapping[str, tuple[int, int]]
-) -> Iterator[tuple[str, Calibrated]]:
+) -> Iterator[tuple[str, CodesAndScale]]:
     """Those outside the experts; the layer has their new weights from then on."""
     linears: dict[str, Any] = {
         f"{layer.name}.{inner}": module
@@ -138,17 +138,17 @@ class _ExpertQuantizer:
         return factorize(blend(own.mean, own.num_tokens, layer.mean), module=module)
 
 
-def _quantize(request: StreamRequest, weight_RC: Tensor, factor: Factor | None) -> Calibrated:
+def _quantize(request: StreamRequest, weight_RC: Tensor, factor: Factor | None) -> CodesAndScale:
     values_RC = weight_RC.detach().float().cpu().numpy()
     return quantize_gptq(values_RC, factor, group_size=request.group_size, signed=request.signed)
 
 
-def words_of(made: Calibrated) -> Int4Words:
+def words_of(made: CodesAndScale) -> Int4Words:
     """As they are stored."""
     return Int4Words(pack_int4(made.codes_RC), made.scale_RG)
 
 
-def values_of(made: Calibrated, group_size: int) -> Tensor:
+def values_of(made: CodesAndScale, group_size: int) -> Tensor:
     """float32 [R, C] that engines will compute with."""
     scale_RG = torch.from_numpy(bfloat16.to_float32(made.scale_RG))
     return torch.from_numpy(made.codes_RC).float() * scale_RG.repeat_interleave(group_size, dim=1)

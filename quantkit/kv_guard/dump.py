@@ -48,7 +48,7 @@ class Dump:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpReport:
     """``torn``, ``spoiled`` and ``stray`` are pages: whose seal is not that of their record, which somebody wrote who
-    did not hold them, and held by nothing that is known. ``num_awaiting``: of those held, which a transfer may write."""
+    did not hold it, and held by nothing that is known. ``num_awaiting``: of those held, which a transfer may write."""
 
     num_held: int
     num_awaiting: int

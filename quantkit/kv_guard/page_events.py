@@ -202,11 +202,11 @@ def own_pages(tags: PageTags, expectations: Expectations, seals: Tensor, pages: 
     unmarked = tags.seals_P ^ twins.mark_of(torch.arange(tags.num_pages, device=pages.device))
     ordered, order = unmarked.sort()
     at = torch.searchsorted(ordered, seals).clamp(max=tags.num_pages - 1)
-    is_granted = seals != NEVER
+    is_granted = ~twins.is_nothing(seals)
     is_somewhere = is_granted & (ordered[at] == seals) & (tags.states_P[order[at]] != 0)
     is_inside = (pages >= 0) & (pages < tags.num_pages)
     named = torch.where(is_inside, pages, 0)
-    is_expected = (unmarked[named] != NEVER) & torch.isin(unmarked[named], expectations.seals_RL)
+    is_expected = torch.isin(unmarked[named], expectations.seals_RL)
     is_nobodys = is_granted & (tags.states_P[named] == HELD) & ~is_expected
     elsewhere = torch.where(is_somewhere, order[at], torch.where(is_inside & is_nobodys, pages, -1))
     return torch.where(is_granted & is_inside & (unmarked[named] == seals), pages, elsewhere)

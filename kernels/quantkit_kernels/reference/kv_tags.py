@@ -146,7 +146,7 @@ def grant_pages(
     expect(expectations, rows[known], indices[known], granted[known], owners[known])
 
 
-def _is_nothing(seals: Tensor) -> Tensor:
+def is_nothing(seals: Tensor) -> Tensor:
     """Whoever expects them was granted nothing."""
     return (seals == NEVER) | (seals == UNGRANTED)
 
@@ -261,7 +261,7 @@ def _judge(
     rows, pages, seals = (one.expand_as(pages_BL).reshape(-1) for one in (rows_B1, pages_BL, seals_BL))
     indices = torch.arange(pages_BL.shape[1], device=pages.device).repeat(len(pages_BL))
     found = found_words(tags, pages)
-    is_bad = is_read_BL.reshape(-1) & ((found[Word.FOUND_SEAL] != seals) | _is_nothing(seals))
+    is_bad = is_read_BL.reshape(-1) & ((found[Word.FOUND_SEAL] != seals) | is_nothing(seals))
     expected = expected_words(expectations, rows, indices, seals)
     append_lines(ring, is_bad, words | expected | found | {Word.SLOT: -1})
 
@@ -301,7 +301,7 @@ def check_writes(
     pages, indices = slots // page_size, positions // page_size
     is_stored = (slots >= 0) & (pages != null_page)
     seals, found = _expected(expectations, rows, indices), found_words(tags, pages)
-    is_wrong = (found[Word.FOUND_SEAL] != seals) | _is_nothing(seals) | (slots % page_size != positions % page_size)
+    is_wrong = (found[Word.FOUND_SEAL] != seals) | is_nothing(seals) | (slots % page_size != positions % page_size)
     is_wrong |= tags.states_P[torch.where(_is_in(pages, tags.num_pages), pages, 0)] == SHARED
     words = expected_words(expectations, rows, indices, seals) | found
     words |= {Word.STEP: step, Word.CHECK: Check.WRITE, Word.SLOT: slots, Word.DETAIL: positions}

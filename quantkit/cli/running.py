@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quantkit.errors import UsageError
+from quantkit.errors import UsageError, not_installed
 
 if TYPE_CHECKING:
     from quantkit.checkpoint.source import Checkpoint
@@ -80,7 +80,7 @@ def require_models(*others: str) -> None:
     """Raise UsageError where what runs a model is not installed, or one of the ``others`` that are to see it run."""
     missing = next((name for name in ("torch", "transformers", *others) if find_spec(name) is None), None)
     if missing is not None:
-        raise UsageError(f"running a model needs {missing}", remedy="pip install 'quantkit[calibrate]'")
+        raise not_installed("running a model", missing, extra="calibrate")
 
 
 def open_source(source: str, *, device: str, dtype: str) -> "StreamedModel":

@@ -196,7 +196,7 @@ def test_what_is_not_installed_is_said_before_anything_runs(tiny_checkpoint, tmp
     )
     assert result.returncode == 2, result.stderr
     assert "running a model needs llmcompressor" in result.stderr
-    assert "pip install 'quantkit[calibrate]'" in result.stderr
+    assert "pip install '.[calibrate]'" in result.stderr
     assert not (tmp_path / "out.words").exists()
 
 

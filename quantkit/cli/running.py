@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quantkit.errors import UsageError, not_installed
+from quantkit.errors import SourceError, UsageError, not_installed
 
 if TYPE_CHECKING:
     from quantkit.checkpoint.source import Checkpoint
@@ -48,11 +48,14 @@ class TokenOptions:
         return any(one is not None for one in (self.text, self.tokens, self.length, self.sequences))
 
     def check(self) -> None:
-        """Raise UsageError for options that do not go together, before anything is opened."""
+        """Raise UsageError for options that do not go together, SourceError for no file, before anything is opened."""
         if (self.text is None) == (self.tokens is None):
             raise UsageError("what the model reads comes from --text or from --tokens", remedy="give one of the two")
         if self.tokens is not None and self.length is not None:
             raise UsageError("--length cuts a text; --tokens has sequences already", remedy="leave one of them out")
+        path = self.text or self.tokens
+        if path is not None and (path.is_dir() or not path.exists()):  # before transformers is imported, for seconds
+            raise SourceError("is no file" if path.exists() else "is not there", file=path, remedy="check the path")
 
     def read(self, model: Path, *, vocabulary: int) -> "Tokens":
         """``model``: where a tokenizer lies. Raises SourceError for a text too short and ids beyond the vocabulary."""

@@ -8,6 +8,7 @@ Legend: R rows, C columns, G groups, T tokens, I inner width.
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ from quantkit.gptq.quantize import Calibrated, quantize_gptq
 from quantkit.integrity.manifest import write_json
 from quantkit.numerics import bfloat16
 from quantkit.numerics.packing import Int4Words, pack_int4
-from quantkit.streaming import ExpertVisit, States, StreamedLayer, StreamedModel, Tokens, begin_states
-from quantkit.threads import ReportProgress, Stage
-from quantkit.words import WordsWriter
+from quantkit.streaming import ExpertVisit, States, StreamedLayer, StreamedModel, Tokens
+from quantkit.streaming.devices import named_memory_errors
+from quantkit.streaming.layer_files import layer_file, run_layers
+from quantkit.threads import ReportProgress
+from quantkit.words import WordsWriter, write_words
 
 SAMPLE_TOKENS = 512
 """Of a layer, spread evenly, that stand for all of it where an expert's own tokens are few."""
-_STATES = "states"
-_FILE = "layer-{:05}.safetensors"
 _COUNTS = "tokens-{:05}.json"
 
 
@@ -47,25 +48,17 @@ class StreamRequest:
 def stream_words(request: StreamRequest) -> None:
     """Write a file of words for every layer, going on behind the last that is there.
 
-    Raises SourceError for weights or activations that are not finite, ResourceError where the states have no room.
+    Raises SourceError for weights or activations that are not finite, ResourceError where the states have no room, or
+    what is computed.
     """
-    model = request.model
-    states_directory = request.directory / _STATES
-    states_directory.mkdir(exist_ok=True)
-    done = 0
-    while (request.directory / _FILE.format(done)).is_file():
-        done += 1
-    states = begin_states(model, request.tokens, directory=states_directory, layer=done)
-    sizes = model.layer_bytes()
-    stage = Stage(label="gptq", total_bytes=sum(sizes), earlier_bytes=sum(sizes[:done]), step="layer")
-    request.report_progress(stage, 0)
-    for layer in model.layers(done):
-        _write_layer(request, layer, states)
-        request.report_progress(stage, sizes[layer.index])
-        del layer  # before the one after the next is loaded
-    for path in states_directory.iterdir():
-        path.unlink()
-    states_directory.rmdir()
+    run_layers(
+        request.model,
+        request.tokens,
+        request.directory,
+        "gptq",
+        request.report_progress,
+        partial(_write_layer, request),
+    )
 
 
 def expert_tokens(directory: Path) -> list[int]:
@@ -80,17 +73,14 @@ def expert_tokens(directory: Path) -> list[int]:
 def _write_layer(request: StreamRequest, layer: StreamedLayer, states: States) -> None:
     prefix = f"{layer.name}."
     shapes = {module: shape for module, shape in request.shapes.items() if module.startswith(prefix)}
-    writer = WordsWriter(request.directory / _FILE.format(layer.index), shapes, group_size=request.group_size)
-    try:
+    path = layer_file(request.directory, layer.index)
+    with write_words(path, shapes, group_size=request.group_size) as writer:
         for module, made in _quantized_linears(request, layer, states, shapes):
             writer.add(module, words_of(made))
         experts = _ExpertQuantizer(request, shapes, writer)
         layer.run(states, visit=experts if layer.experts is not None else None)
         if experts.num_tokens:  # before the words: where they are, so is this
             write_json(request.directory / _COUNTS.format(layer.index), experts.num_tokens)
-        writer.close()
-    finally:
-        writer.abort()
 
 
 @torch.no_grad()
@@ -108,11 +98,13 @@ def _quantized_linears(
     hessians = LinearHessians(linears)
     layer.attend(states, observer=hessians)
     for leader, modules in hessians.groups().items():
-        factor = factorize(hessians.mean(leader), module=leader)
+        with named_memory_errors(leader):
+            factor = factorize(hessians.mean(leader), module=leader)
         for module in modules:
             weight = linears[module].weight
-            made = _quantize(request, weight, factor)
-            weight.copy_(values_of(made, request.group_size))
+            with named_memory_errors(module):
+                made = _quantize(request, weight, factor)
+                weight.copy_(values_of(made, request.group_size))
             yield module, made
 
 

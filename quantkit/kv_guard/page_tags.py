@@ -177,7 +177,7 @@ class PageTagTracker:
 
     def own_pages(self, row: int, first: int, pages: Tensor) -> Tensor:
         seals = self.expectations.seals_RL[row, first : first + len(pages)]
-        return page_events.own_pages(self.tags, seals, pages)
+        return page_events.own_pages(self.tags, self.expectations, seals, pages)
 
     def before_step(self, step: Step) -> int:
         if step.most_pages > self.settings.size.most_pages or len(step.rows) > self.settings.size.num_rows:
@@ -205,6 +205,12 @@ class PageTagTracker:
         self._launched = step
         self._num_checked += len(step.rows) * step.most_pages
         return number
+
+    def launched_pages(self) -> Tensor:
+        """Those that the step reads which `before_step` has launched, int64; -1 stands for none."""
+        step = self._launched
+        assert step is not None, "before_step was not called"
+        return self._captured.pages_BL[: len(step.rows), : step.most_pages].reshape(-1).long()
 
     def check_writes(self, slots: Tensor, rows: Tensor, positions: Tensor) -> None:
         with self._stopwatch:

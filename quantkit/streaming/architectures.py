@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import transformers
 
 from quantkit.checkpoint.file_names import CONFIG_NAME
 from quantkit.errors import SourceError, first_line
@@ -35,6 +34,8 @@ def build_skeleton(text_config: Mapping[str, Any]) -> Any:
             file=CONFIG_NAME,
             remedy=f"supported: {', '.join(_CLASSES)}",
         )
+    import transformers
+
     stem = _CLASSES[model_type]
     options = {key: value for key, value in text_config.items() if key not in _NOT_OF_THE_MODEL}
     try:

@@ -194,7 +194,8 @@ def test_what_is_not_installed_is_said_before_anything_runs(tiny_checkpoint, tmp
         if not path.name.startswith("llmcompressor"):
             (tmp_path / "packages" / path.name).symlink_to(path)
     program = "from quantkit.cli.app import main; main()"
-    command = ["convert", tiny_checkpoint().directory, "-o", tmp_path / "out", "--method", "awq", "--text", "x"]
+    (text := tmp_path / "x").write_text("prose")
+    command = ["convert", tiny_checkpoint().directory, "-o", tmp_path / "out", "--method", "awq", "--text", text]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path / 'packages'}"}
     result = subprocess.run(
         [sys.executable, "-S", "-c", program, *command], env=environment, capture_output=True, text=True, check=False

@@ -53,6 +53,7 @@ class Inputs:
         if not is_dry or is_given:
             self.tokens.check()
         if not is_dry:
+            self.tokens.check_path()
             running.require_models(*(() if self.streaming else ("llmcompressor",)))
 
     @property

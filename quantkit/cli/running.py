@@ -51,13 +51,16 @@ class TokenOptions:
         return any(one is not None for one in (self.text, self.tokens, self.length, self.sequences))
 
     def check(self) -> None:
-        """Raise UsageError for options that do not go together, SourceError for no file, before anything is opened."""
+        """Raise UsageError for options that do not go together, before anything is opened."""
         if (self.text is None) == (self.tokens is None):
             raise UsageError("what the model reads comes from --text or from --tokens", remedy="give one of the two")
         if self.tokens is not None and self.length is not None:
             raise UsageError("--length cuts a text; --tokens has sequences already", remedy="leave one of them out")
+
+    def check_path(self) -> None:
+        """Raise SourceError where there is no such file: said before the seconds that importing transformers takes."""
         path = self.text or self.tokens
-        if path is not None and (path.is_dir() or not path.exists()):  # before transformers is imported, for seconds
+        if path is not None and (path.is_dir() or not path.exists()):
             raise SourceError("is no file" if path.exists() else "is not there", file=path, remedy="check the path")
 
     def check_file(self, *, vocabulary: int) -> None:
@@ -110,6 +113,7 @@ class RunOptions:
     def check(self) -> None:
         """Raise UsageError for options that are none, packages and devices that are not here: nothing is opened."""
         self.tokens.check()
+        self.tokens.check_path()
         check_dtype(self.dtype)
         require_models()
         from quantkit.streaming.devices import torch_device

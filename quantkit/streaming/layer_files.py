@@ -41,7 +41,8 @@ def run_layers(
     done = layers_done(directory)
     states = begin_states(model, tokens, directory=states_directory, layer=done)
     sizes = model.layer_bytes()
-    stage = Stage(label=label, total_bytes=sum(sizes), earlier_bytes=sum(sizes[:done]), step="layer")
+    earlier_bytes, num_steps = sum(sizes[:done]), len(sizes) - done
+    stage = Stage(label=label, total_bytes=sum(sizes), earlier_bytes=earlier_bytes, step="layer", num_steps=num_steps)
     report_progress(stage, 0)
     for layer in model.layers(done):
         each(layer, states)

@@ -9,7 +9,7 @@ from quantkit.checkpoint.begun import remove_run
 from quantkit.checkpoint.disk import named_errors
 from quantkit.errors import SourceError
 from quantkit.statistics.file import Array, Statistics, open_statistics, write_statistics
-from quantkit.streaming.layer_files import layer_file, layers_done
+from quantkit.streaming.layer_journal import layer_file, layers_done
 
 
 def work_of(output: Path) -> Path:

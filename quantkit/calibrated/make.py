@@ -59,8 +59,8 @@ def made_words(request: WordsRequest) -> Iterator[Words]:
     """The words, whose directory is nobody else's until the block ends, and is removed where it ends well.
 
     Raises UsageError where the directory holds words of another run, ResourceError where the disk has no room for all
-    that the conversion needs, SourceError for a model that is not run; what headers tell of that before there is a
-    directory.
+    that the conversion needs, SourceError for a model that is not run, or words that were damaged since; what headers
+    tell of that before there is a directory.
     """
     plan, directory, resume = request.plan, request.directory, request.conversion.resume
     assert plan.recipe.calibration is not None
@@ -72,9 +72,12 @@ def made_words(request: WordsRequest) -> Iterator[Words]:
     # what is known of files has no place in an output, and the words' document goes there
     run = {**document, "source": source_stamps(plan.checkpoint), "modules": _digest_of(int4_shapes(plan))}
     with run_directory(directory, run, resume=resume, has_work=_has_work):
-        if not has_words(directory):
+        are_found = has_words(directory)
+        if not are_found:
             _make(request, model, document)
         words = open_words(directory)
+        if are_found:
+            words.check_files()
         words.check_modules(int4_shapes(plan), group_size=plan.recipe.group_size)
         yield words
         with named_errors(directory):

@@ -23,7 +23,8 @@ from quantkit.numerics import bfloat16
 from quantkit.numerics.packing import Int4Words, pack_int4
 from quantkit.streaming import ExpertVisit, States, StreamedLayer, StreamedModel, Tokens
 from quantkit.streaming.devices import named_memory_errors
-from quantkit.streaming.layer_files import layer_file, run_layers
+from quantkit.streaming.layer_files import run_layers
+from quantkit.streaming.layer_journal import layer_file
 from quantkit.threads import ReportProgress
 from quantkit.words import WordsWriter, write_words
 

@@ -261,7 +261,7 @@ def test_a_kill_behind_the_rename_leaves_words_that_the_next_command_removes(wor
         run_inside(*streamed(source, faults.root))
     renamed = next(at for at, call in enumerate(faults.calls) if call == f"rename {faults.root / 'out.partial'}")
     places = [renamed, *(at for at, call in enumerate(faults.calls) if at > renamed and ".words" in call)]
-    assert len(places) == 1 + 2 + 2 + 1  # layers, documents, directory
+    assert len(places) == 1 + 2 + 3 + 1  # layers, documents, directory
     for at in places:
         root = prepared(f"kill-{at}")
         command = streamed(source, root)
@@ -270,6 +270,19 @@ def test_a_kill_behind_the_rename_leaves_words_that_the_next_command_removes(wor
         assert {path.name for path in root.iterdir()} == {"out", "tokens.safetensors"}
         assert directory_bytes(root / "out") == directory_bytes(faults.root / "out")
     assert run_inside(*streamed(source, root, "--accept-complete")) == 0
+
+
+def test_words_that_were_damaged_since_are_refused(words_of_a_stopped_run, tmp_path):
+    source, stopped = words_of_a_stopped_run
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "out.words" / "layer-00001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    error = refusal(*streamed(source, tmp_path))
+    assert (error.exit_code, error.file, error.message) == (3, str(path), "is not what it was when it was made")
+    assert "--no-resume" in error.remedy
+    assert not (tmp_path / "out").exists()
 
 
 def test_words_of_another_output_are_left_alone(words_of_a_stopped_run, tmp_path):

@@ -86,6 +86,15 @@ def test_who_is_interrupted_is_told_what_is_kept(tmp_path):
     assert not hasattr(caught.value, "__notes__")
 
 
+def test_who_has_a_bad_source_is_not_told_that_the_same_command_goes_on_behind_its_repair(tmp_path):
+    with pytest.raises(SourceError) as caught, working(tmp_path / "run"):
+        raise SourceError("holds nan", remedy="download it again")
+    assert caught.value.__notes__ == [
+        f"{tmp_path}/run: what is finished is kept there, and the same command goes on with the source as it is; "
+        "behind a repair, give --no-resume to begin anew"
+    ]
+
+
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_second_run_is_refused_while_the_first_one_works(tmp_path, resume):
     with working(tmp_path / "run"):

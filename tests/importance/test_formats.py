@@ -178,6 +178,32 @@ def test_a_gguf_that_lies_in_any_of_its_header_bytes_ends_in_an_error_with_a_nam
     assert refused > header  # of three times as many
 
 
+def test_a_tensor_that_lies_where_another_does_or_between_is_refused(entries, tmp_path):
+    whole = write_gguf(tmp_path / "x.gguf", entries).read_bytes()
+    name = b"blk.1.ffn_up_exps.weight.in_sum2"
+    place = whole.index(name) + len(name) + 4 + 2 * 8 + 4  # of its offset, behind dimensions and type
+    offset = int.from_bytes(whole[place : place + 8], "little")
+    for wrong in (0, offset - 4, offset + 4, offset - 32):
+        (tmp_path / "x.gguf").write_bytes(whole[:place] + wrong.to_bytes(8, "little") + whole[place + 8 :])
+        with pytest.raises(SourceError, match=f"lies at byte {wrong} of the data, where {offset}") as caught:
+            open_importance(tmp_path / "x.gguf")
+        assert caught.value.tensor == name.decode()
+
+
+def test_big_endian_is_said_to_be_so(entries, tmp_path):
+    from gguf import GGUFEndian, GGUFWriter
+
+    writer = GGUFWriter(tmp_path / "x.gguf", "", endianess=GGUFEndian.BIG)
+    writer.add_type("imatrix")
+    writer.add_tensor(f"{NAME}.weight.in_sum2", entries[NAME][0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(SourceError, match="is big-endian GGUF"):
+        open_importance(tmp_path / "x.gguf")
+
+
 @pytest.mark.parametrize(
     ("position", "value", "words"),
     [(8, 1 << 60, "which no importance matrix has"), (16, 1 << 20, "which no importance matrix has")],

@@ -90,7 +90,7 @@ def test_counters_are_those_of_the_steps():
     assert samples['quantkit_kv_guard_aborted_requests_total{pool="target"}'] == "1"
     assert int(samples['quantkit_kv_guard_microseconds_total{pool="target"}']) > 0
     names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
-    assert len(names) == len(set(names)) == 6
+    assert len(names) == len(set(names)) == 7
 
 
 def test_a_file_that_cannot_be_written_ends_no_server(tmp_path, caplog):

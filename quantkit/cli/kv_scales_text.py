@@ -55,7 +55,7 @@ def use_lines(result: KvScaleResult, path: Path) -> Iterator[str]:
     report, kind = result.report, result.report.kind
     users = dict.fromkeys(row.engine for row in report.rows if row.use is KvUse.USED)
     if kind.spelling == "sglang":
-        yield f"SGLang gets it by --quantization-param-path {path}, beside {_FP8_DTYPE['sglang']}"
+        yield f"SGLang gets it by --quantization-param-path {path} beside {_FP8_DTYPE['sglang']}, if the table says so"
         return
     if not result.into_checkpoint:
         yield (

@@ -61,7 +61,8 @@ class TokenOptions:
         """Raise SourceError where there is no such file: said before the seconds that importing transformers takes."""
         path = self.text or self.tokens
         if path is not None and (path.is_dir() or not path.exists()):
-            raise SourceError("is no file" if path.exists() else "is not there", file=path, remedy="check the path")
+            why = "Is a directory" if path.is_dir() else "No such file"
+            raise SourceError(f"cannot be read ({why})", file=path, remedy="check the path")
 
     def check_file(self, *, vocabulary: int) -> None:
         """Raise SourceError for a file that cannot be read, or ids beyond the vocabulary: the model is not needed."""

@@ -144,7 +144,8 @@ def test_streaming_needs_no_other_library_and_leaves_nothing_behind(source, tmp_
     [
         (["--method", "gptq"], "--text or from --tokens"),
         (["--text", "x"], "the search sees no inputs"),
-        (["--streaming"], "the search sees no inputs"),
+        (["--tokens", "x"], "add --method gptq or awq, or leave --tokens out"),
+        (["--streaming"], "add --method gptq or awq, or leave --streaming out"),
         (["--method", "awq", "--streaming", "--text", "x"], "does not run layer by layer"),
         (["--method", "gptq", "--text", "x", "--zero-points"], "makes no zero points"),
         (["--method", "gptq", "--text", "x", "--scales", "absmax"], "chooses its own scales"),

@@ -299,6 +299,13 @@ def test_what_is_no_file_is_refused(tmp_path):
         open_importance(tmp_path / "empty")
 
 
+def test_a_text_is_no_importance_matrix(tmp_path):
+    (tmp_path / "prose.txt").write_text("Some prose, and no numbers.\n" * 20)
+    with pytest.raises(SourceError, match="is a text, and no importance matrix") as caught:
+        open_importance(tmp_path / "prose.txt")
+    assert caught.value.remedy.startswith("name statistics of quantkit calibrate")
+
+
 def test_only_a_gguf_needs_the_gguf_package(entries, tmp_path, monkeypatch):
     write_dat(tmp_path / "x.dat", entries)
     write_gguf(tmp_path / "x.gguf", entries)

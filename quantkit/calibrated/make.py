@@ -112,7 +112,7 @@ def _document(plan: Plan) -> dict[str, Any]:
         "by": "quantkit" if calibration.streaming else f"llm-compressor {version('llmcompressor')}",
         "transformers": version("transformers"),
         "quantkit": __version__,
-        "model": model_fingerprint(binding, family, checkpoint.config),
+        "model": model_fingerprint(binding, family, checkpoint.config).norms,
         "tokens": calibration.model_dump(mode="json"),
         "parameters": _parameters(recipe),
         "group_size": recipe.group_size,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.checkpoint.disk import (
+    draft_of,
     is_own_directory,
     make_directories,
     named_errors,
@@ -125,7 +126,7 @@ def _begin(directory: Path, lock: int, document: Mapping[str, Any], *, resume: b
 def _is_known(directory: Path) -> bool:
     """By its document; or empty but for the draft of one: a run was cut before it had begun."""
     is_begun = (directory / BEGUN_NAME).is_file()
-    return is_begun or all(inner.name == f"{BEGUN_NAME}.draft" for inner in directory.iterdir())
+    return is_begun or all(inner == draft_of(directory / BEGUN_NAME) for inner in directory.iterdir())
 
 
 def differences(there: Any, here: Any, told: Collection[str] = (), place: str = "") -> Iterator[str]:

@@ -15,6 +15,7 @@ from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.reader import hash_file, read_tensor
 from quantkit.checkpoint.source import stamp_of
 from quantkit.errors import SourceError
+from quantkit.statistics.fingerprint import Fingerprint
 from quantkit.tensors import F32, TensorSpec
 
 Kind = Literal["statistics", "imatrix.gguf", "imatrix.dat"]
@@ -88,7 +89,7 @@ class ImportanceFile:
     stamp: str
     entries: Mapping[str, Entry]
     about: Mapping[str, str]
-    model: str | None = None
+    model: Fingerprint | None = None
 
     def check_same(self) -> None:
         """Raise SourceError where another file lies there by now, or on this machine."""

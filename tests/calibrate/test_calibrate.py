@@ -139,7 +139,9 @@ def assert_counts(statistics, name, rows):
 
 def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(tmp_path):
     lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
+    (tmp_path / "whole.safetensors.draft").write_text("precious")
     run(tmp_path / "source", tmp_path / "whole.safetensors")
+    assert (tmp_path / "whole.safetensors.draft").read_text() == "precious"  # of somebody else
 
     class StopError(Exception):
         pass

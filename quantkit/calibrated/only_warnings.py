@@ -30,7 +30,7 @@ def _quiet_libraries() -> Iterator[None]:
     import llmcompressor  # noqa: F401  (which sets its log up when it is imported)
     from compressed_tensors.utils import patch_attr
     from loguru import logger
-    from tqdm.std import tqdm
+    from tqdm.std import tqdm  # type: ignore[import-untyped]
 
     told: set[str] = set()
 

@@ -60,7 +60,7 @@ class Inputs:
     def _named(self) -> str:
         """The options that were given, as the command line spells them."""
         tokens = self.tokens
-        given = {"--streaming": self.streaming, "--text": tokens.text, "--tokens": tokens.tokens}
+        given: dict[str, object] = {"--streaming": self.streaming, "--text": tokens.text, "--tokens": tokens.tokens}
         given |= {"--length": tokens.length, "--sequences": tokens.sequences}
         return " and ".join(name for name, value in given.items() if value)
 

@@ -262,7 +262,7 @@ def test_a_kill_behind_the_rename_leaves_words_that_the_next_command_removes(wor
         run_inside(*streamed(source, faults.root))
     renamed = next(at for at, call in enumerate(faults.calls) if call == f"rename {faults.root / 'out.partial'}")
     places = [renamed, *(at for at, call in enumerate(faults.calls) if at > renamed and ".words" in call)]
-    assert len(places) == 1 + 2 + 3 + 1  # layers, documents, directory
+    assert len(places) == 1 + 2 + 1 + 3 + 1  # layers, what experts saw, documents, directory
     for at in places:
         root = prepared(f"kill-{at}")
         command = streamed(source, root)

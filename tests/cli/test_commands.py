@@ -385,8 +385,8 @@ def test_options_are_frozen():
         "gate",
         "recipes",
     )
-    for command in commands:
-        text = run(command, "--help", env={"COLUMNS": "200"}).stdout
+    for command in (*commands, "kv-guard selftest", "kv-guard inspect", "kv-guard explain"):
+        text = run(*command.split(), "--help", env={"COLUMNS": "200"}).stdout
         found[command] = sorted(
             set(re.findall(r"(?<=[ /])--?[a-z][a-z-]*", text.split("Options:")[1])) - {"--help", "-h"}
         )

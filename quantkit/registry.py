@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from quantkit.errors import RecipeError, UsageError
 
-Word = TypeVar("Word", str, int)
+Word = TypeVar("Word", bound=str | int)
 Value = TypeVar("Value")
 
 

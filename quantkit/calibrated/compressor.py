@@ -19,6 +19,7 @@ from quantkit.numerics.bfloat16 import from_float32
 from quantkit.numerics.packing import Int4Words, pack_int4
 from quantkit.plan.smoothed import DOWN, UP
 from quantkit.streaming import Tokens
+from quantkit.streaming.architectures import CONFIG_ERRORS, MODEL_ERRORS
 from quantkit.streaming.devices import named_memory_errors
 from quantkit.transcode import search_values
 
@@ -27,7 +28,10 @@ FARTHEST = 1 / 32
 """Of a weight from its code, in steps: it is code times scale, rounded to BF16, which moves a number by at most 2^-8 of
 itself (half a unit of eight bits), and no code is larger than 8."""
 _STREAM = "give --streaming, which holds a few layers at a time"
-_WHAT_LOADING_RAISES = (ValueError, OSError, KeyError, TypeError, AttributeError, RuntimeError)
+# of transformers' own code alone; what looks for the class of a config takes more of it apart than the class does
+_CONFIG_ERRORS = (*CONFIG_ERRORS, OSError, AttributeError)
+_MODEL_ERRORS = (*MODEL_ERRORS, AttributeError)
+_WEIGHTS_ERRORS = (OSError, ValueError, RuntimeError)  # the config has been tried before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +86,16 @@ def check_architecture(directory: Path) -> None:
     """Raise SourceError where transformers has no class for a model: before anything of it is decoded."""
     import transformers
 
-    models: Any = transformers.AutoModelForCausalLM
+    read_config: Any = transformers.AutoConfig.from_pretrained
+    build: Any = transformers.AutoModelForCausalLM.from_config
     try:
-        config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        config = read_config(directory, trust_remote_code=False, local_files_only=True)
+    except _CONFIG_ERRORS as error:
+        raise _not_loaded(directory, error) from error
+    try:
         with torch.device("meta"):
-            models.from_config(config, trust_remote_code=False)
-    except _WHAT_LOADING_RAISES as error:
+            build(config, trust_remote_code=False)
+    except _MODEL_ERRORS as error:
         raise _not_loaded(directory, error) from error
 
 
@@ -111,7 +119,7 @@ def _load(shot: OneShot) -> Any:
         loading = nullcontext() if shot.offload is None else load_offloaded_model()
         with named_memory_errors(shot.directory, remedy=_STREAM), loading:
             model = AutoModelForCausalLM.from_pretrained(shot.directory, **options)
-    except _WHAT_LOADING_RAISES as error:
+    except _WEIGHTS_ERRORS as error:
         raise _not_loaded(shot.directory, error) from error
     linearize_moe(model)
     there = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}

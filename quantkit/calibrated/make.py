@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +14,7 @@ from quantkit.calibrated import compressor
 from quantkit.calibrated.compressor import OneShot
 from quantkit.calibrated.modules import chosen_shapes, decoded_plan, int4_shapes, run_shapes
 from quantkit.calibrated.needs import calibration_needs, check_disk, model_memory_bytes, words_directory
+from quantkit.calibrated.only_warnings import only_warnings
 from quantkit.checkpoint.begun import remove_run, run_directory
 from quantkit.checkpoint.disk import named_errors, remove
 from quantkit.checkpoint.output import check_target, partial_of
@@ -88,7 +88,7 @@ def _checked_model(request: WordsRequest) -> StreamedModel | None:
     """What is run layer by layer; None where llm-compressor loads it."""
     plan, device = request.plan, first_device(request.conversion.device)
     if plan.recipe.calibration is None or not plan.recipe.calibration.streaming:
-        with redirect_stdout(sys.stderr):  # whose libraries print
+        with only_warnings():
             compressor.check_architecture(plan.checkpoint.directory)
         return None
     model = open_model(plan.checkpoint, FAMILIES[plan.family], device=device)
@@ -166,7 +166,7 @@ def _compress(request: WordsRequest) -> None:
     """By llm-compressor."""
     plan, recipe = request.plan, request.plan.recipe
     method = compressor.gptq_words if recipe.method == "gptq" else compressor.awq_words
-    with _plain_model(request) as model, redirect_stdout(sys.stderr):  # whose libraries print
+    with _plain_model(request) as model, only_warnings():
         shot = OneShot(
             directory=model,
             modules=frozenset(run_shapes(plan)),

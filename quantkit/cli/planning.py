@@ -67,11 +67,16 @@ def plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
             resolved = resolve_headers(request.source, recipe=options.recipe, keep_source=request.keep_source)
         else:
             resolved = resolve_source(request.source, recipe=options.recipe, config=request.config)
-        return resolved, plan_resolved(request, resolved)
+        return resolved, _plan(request, resolved)
 
 
 def plan_resolved(request: PlanRequest, resolved: ResolvedSource) -> Plan:
     """The plan of a source that was resolved for this request."""
+    with uncollected():
+        return _plan(request, resolved)
+
+
+def _plan(request: PlanRequest, resolved: ResolvedSource) -> Plan:
     options = request.options
     if request.only_moves:
         check_declares(resolved.checkpoint)

@@ -41,6 +41,9 @@ def show_dump(path: Path, dump: Dump, report: DumpReport, *, as_json: bool) -> N
     render.show_notes("warning", _beyond(len(report.violations)))
     if report.torn:
         render.show_notes("quantkit", [f"tags that contradict themselves: pages {_listed(report.torn)}"])
+    if report.spoiled:
+        told = "written, or to be written, by somebody who does not hold them"
+        render.show_notes("warning", [f"{told}: pages {_listed(report.spoiled)}"])
     if report.stray:
         render.show_notes("note", [f"held, and expected by no row: pages {_listed(report.stray)}"])
     wrong = len(report.violations)

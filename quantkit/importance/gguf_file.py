@@ -16,7 +16,7 @@ import numpy as np
 
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.reader import read_chunks, read_tensor
-from quantkit.errors import SourceError, UsageError
+from quantkit.errors import SourceError, not_installed
 from quantkit.importance.file import MOST_CHARACTERS, REMEDY, Entry, fail
 from quantkit.tensors import F32, TensorSpec
 
@@ -39,7 +39,7 @@ def read_gguf(path: Path) -> tuple[Mapping[str, Entry], Mapping[str, str]]:
     try:
         from gguf import GGUFReader  # noqa: PLC0415  (for this format alone)
     except ImportError as error:
-        raise UsageError("reading a GGUF file needs the gguf package", file=path, remedy="pip install gguf") from error
+        raise not_installed("reading a GGUF file", "gguf", extra="imatrix", file=path) from error
     _check_begin(path)
     try:
         with np.errstate(over="raise"):

@@ -8,6 +8,7 @@ from torch import Tensor
 from quantkit.kv_guard.dispatch import (
     AWAITING,
     FREE_INDEX,
+    HELD,
     MARK,
     SHARED,
     SPOILED,
@@ -192,23 +193,23 @@ def spoil(tags: PageTags, expectations: Expectations, pages: Tensor) -> Tensor:
     return torch.isin(expectations.seals_RL, unmarked[unmarked != SPOILED]).any(1)
 
 
-def own_pages(tags: PageTags, seals: Tensor, pages: Tensor) -> Tensor:
+def own_pages(tags: PageTags, expectations: Expectations, seals: Tensor, pages: Tensor) -> Tensor:
     """Of places that expect ``seals`` and are named ``pages``, which pages are theirs: int64 [N], -1 where none is.
 
-    The page that is named, if it is what is expected; else whichever is; else, again, the one that is named, if its tag
-    is no page's any more: what was overwritten is still held.
+    The page that is named, if it is what is expected; else whichever is; else, again, the one that is named, if it is
+    held and its tag is expected by no row: what lies there was written over it.
     """
     unmarked = tags.seals_P ^ twins.mark_of(torch.arange(tags.num_pages, device=pages.device))
     ordered, order = unmarked.sort()
     at = torch.searchsorted(ordered, seals).clamp(max=tags.num_pages - 1)
-    is_somewhere = (ordered[at] == seals) & (tags.states_P[order[at]] != 0)
+    is_granted = ~twins.is_nothing(seals)
+    is_somewhere = is_granted & (ordered[at] == seals) & (tags.states_P[order[at]] != 0)
     is_inside = (pages >= 0) & (pages < tags.num_pages)
     named = torch.where(is_inside, pages, 0)
-    is_spoiled = (
-        is_inside & (twins.record_seals(tags.records_P3[named]) != unmarked[named]) & (tags.states_P[named] != 0)
-    )
-    elsewhere = torch.where(is_somewhere, order[at], torch.where(is_spoiled, pages, -1))
-    return torch.where(is_inside & (unmarked[named] == seals), pages, elsewhere)
+    is_expected = torch.isin(unmarked[named], expectations.seals_RL)
+    is_nobodys = is_granted & (tags.states_P[named] == HELD) & ~is_expected
+    elsewhere = torch.where(is_somewhere, order[at], torch.where(is_inside & is_nobodys, pages, -1))
+    return torch.where(is_granted & is_inside & (unmarked[named] == seals), pages, elsewhere)
 
 
 def _holder_words(held: Held, seals: Tensor, line: "Line") -> dict[Word, Tensor | int]:

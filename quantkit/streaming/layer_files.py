@@ -26,7 +26,8 @@ def run_layers(
     sizes = model.layer_bytes()
     if sound.damaged is not None:
         label = f"{label} (again from layer {sound.layers}: {sound.damaged.name} was damaged)"
-    stage = Stage(label=label, total_bytes=sum(sizes), earlier_bytes=sum(sizes[: sound.layers]), step="layer")
+    earlier_bytes, num_steps = sum(sizes[: sound.layers]), len(sizes) - sound.layers
+    stage = Stage(label=label, total_bytes=sum(sizes), earlier_bytes=earlier_bytes, step="layer", num_steps=num_steps)
     report_progress(stage, 0)
     if sound.layers < model.num_layers:
         _run_from(model, tokens, directory, sound.layers, lambda index: report_progress(stage, sizes[index]), each)

@@ -300,13 +300,20 @@ def test_what_is_no_file_is_refused(tmp_path):
         open_importance(tmp_path / "empty")
 
 
+def test_a_text_is_no_importance_matrix(tmp_path):
+    (tmp_path / "prose.txt").write_text("Some prose, and no numbers.\n" * 20)
+    with pytest.raises(SourceError, match="is a text, and no importance matrix") as caught:
+        open_importance(tmp_path / "prose.txt")
+    assert caught.value.remedy.startswith("name statistics of quantkit calibrate")
+
+
 def test_only_a_gguf_needs_the_gguf_package(entries, tmp_path, monkeypatch):
     write_dat(tmp_path / "x.dat", entries)
     write_gguf(tmp_path / "x.gguf", entries)
     monkeypatch.setitem(sys.modules, "gguf", None)
     open_importance(tmp_path / "x.dat")
-    with pytest.raises(UsageError, match="needs the gguf package") as caught:
+    with pytest.raises(UsageError, match="needs gguf") as caught:
         open_importance(tmp_path / "x.gguf")
-    assert caught.value.remedy == "pip install gguf"
+    assert "pip install '.[imatrix]'" in caught.value.remedy
     program = "import sys, quantkit.importance.open; assert not {'gguf', 'torch'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

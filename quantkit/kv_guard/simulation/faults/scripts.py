@@ -50,8 +50,12 @@ NOBODY = ("", -1)  # a life: of no request in particular
 
 
 def claim(world: World, injection: Injection, pages: list[int], requests: list[Request]) -> None:
-    """No other fault takes these pages of the decode pool, and these requests."""
+    """No other fault takes these pages of the decode pool, what is being copied from there, and these requests."""
     injection.pages |= {(world.decode.name, page) for page in pages}
+    host = world.decode.host
+    for copy in host.copies if host else []:
+        pairs = [] if copy.is_load else zip(copy.pages, copy.host_pages, strict=True)
+        injection.pages |= {(host.name, target) for page, target in pairs if host and page in pages}
     injection.requests |= {request.name for request in requests}
     injection.lives |= {(request.name, request.epoch) for request in requests}
 

@@ -91,6 +91,8 @@ def show_selftest(report: SelfTestReport, *, content: str, as_json: bool) -> Non
     wrong = [*report.false_positives, *report.leaks]
     render.show_notes("warning", [*wrong[:_MOST_ROWS], *_beyond(len(wrong))])
     missed = sum(count.missed for count in report.kinds)
+    if silent := [count.kind for count in report.kinds if not count.injected]:
+        render.show_notes("warning", [f"kinds that did not happen: {', '.join(silent)}; give more --faults"])
     positives = f"{len(report.false_positives)} false positives"
     render.show_line(f"{'passes' if report.is_good else 'does not pass'}: {missed} missed, {positives}")
 

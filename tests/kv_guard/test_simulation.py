@@ -1,16 +1,18 @@
 """The simulated engine: its faults are real, the guard sees them all, and names nothing else."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
 from quantkit.kv_guard.simulation.faults.kinds import KINDS
-from quantkit.kv_guard.simulation.judge import Injection
+from quantkit.kv_guard.simulation.judge import Injection, Judge
 from quantkit.kv_guard.simulation.report import KindCount
 from quantkit.kv_guard.simulation.run import FaultRun, SelfTestPlan, self_test
 from quantkit.kv_guard.simulation.shapes import SMALL
 from quantkit.kv_guard.simulation.world import World
+from quantkit.kv_guard.tracker import Verdict
 
 SHORT = SelfTestPlan(seed=3, checks=9_000, single=1, combined=1, content=True)
 
@@ -100,6 +102,15 @@ def test_traffic_meets_everything_that_an_engine_does(name):
     }
     assert wanted <= {word for word, times in met.items() if times}
     assert world.judge.false_positives == world.judge.leaks == []
+
+
+def test_a_kind_that_never_happened_is_no_success(report):
+    """Nor is a guard that ends whom it does not name, or lets go on whom it names."""
+    silent = replace(report, kinds=(*report.kinds[1:], KindCount(kind="1")))
+    assert not silent.is_good
+    judge = Judge()
+    judge.see("decode", Verdict(step=0, aborted=("r1",)))
+    assert judge.false_positives == ["decode: r1 is ended, and no violation names it"]
 
 
 def test_a_fault_counts_as_caught_only_before_its_tokens_are_released():

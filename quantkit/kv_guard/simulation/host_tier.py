@@ -113,7 +113,7 @@ class HostTier:
         if self.tracker is None:
             return True
         verdict = self.tracker.settle()
-        self._engine.judge.see(self.name, verdict.violations, verdict.lost)
+        self._engine.judge.see(self.name, verdict)
         return not verdict.violations
 
     def replace(self, host_pages: list[int], other: Node) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from quantkit.kv_guard.violations import Violation
+from quantkit.kv_guard.tracker import Verdict
 
 Page = tuple[str, int]  # of a pool
 
@@ -44,9 +44,13 @@ class Judge:
         self.leaks: list[str] = []  # that no fault explains
         self.faults: Counter[str] = Counter()
 
-    def see(self, pool: str, violations: Iterable[Violation], lost: int = 0) -> None:
-        """What the guard says of a pool."""
-        for violation in violations:
+    def see(self, pool: str, verdict: Verdict) -> None:
+        """What the guard says of a pool. Whom it ends are those whom it names, and no others."""
+        named = {one.request for one in verdict.violations if one.request is not None}
+        for request in sorted(named ^ set(verdict.aborted)):
+            what = "is named and goes on" if request in named else "is ended, and no violation names it"
+            self.false_positives.append(f"{pool}: {request} {what}")
+        for violation in verdict.violations:
             self.faults[violation.fault] += 1
             page = pool, violation.evidence.page
             concerned = [one for one in self.active if one.is_fired and one.concerns([page], violation.request)]
@@ -54,7 +58,7 @@ class Judge:
                 injection.seen.append(violation.check)
             if not concerned:
                 self.false_positives.append(f"{pool}: {violation.check}: {violation.text}")
-        assert not lost, "the ring was too small to judge by"
+        assert not verdict.lost, "the ring was too small to judge by"
 
     def leak(self, pool: str, request: str, pages: Iterable[int]) -> None:
         """A token was released that was made of wrong content; ``pages`` are those where it was read."""

@@ -22,7 +22,7 @@ def process(engine: Engine) -> None:
     engine.free_pages.begin_group()
     if engine.tracker:
         verdict = engine.tracker.verdict(launched.number)
-        engine.judge.see(engine.name, verdict.violations, verdict.lost)
+        engine.judge.see(engine.name, verdict)
         end_named(engine, verdict.aborted)
     for at, part in enumerate(launched.parts):
         if part.request.epoch == part.epoch:

@@ -90,7 +90,7 @@ class World:
         for engine in self.engines:
             if engine.tracker:
                 verdict = engine.tracker.settle()
-                self.judge.see(engine.name, verdict.violations, verdict.lost)
+                self.judge.see(engine.name, verdict)
         self.beside.drop()
         for engine in self.engines:
             engine.restart()

@@ -12,6 +12,7 @@ from quantkit_kernels.bits_jit import ZERO_GROUP_SCALE, e4m3_ints, e4m3_values, 
 # SCALE_STEP: columns that share a scale, those of a group or one
 FP8_CODES, FP8_VALUES, VALUES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _MAX_WEIGHT = tl.constexpr(2**18 - 1)
+_MOST_UNBIASED = tl.constexpr(1.125)
 _MIN_NORMAL = tl.constexpr(2.0**-126)
 
 
@@ -68,8 +69,8 @@ def _search(  # type: ignore[no-untyped-def]
     mean_square = tl.sum(wide * wide, axis=1) // GROUP
     rms = _square_root(mean_square).to(tl.int32)
     weight = tl.minimum(rms[:, None] + tl.abs(x), _MAX_WEIGHT)
-    weighed = ((weight.to(tl.int64) * levels.to(tl.int64)) >> 16).to(tl.int32)
-    weight = tl.where(levels > 0, tl.maximum(weighed, 1), weight).to(tl.float32)
+    weight = tl.where(levels > 0, levels, weight).to(tl.float32)
+    squares = tl.sum(levels.to(tl.int64) * (wide * wide), axis=1).to(tl.float64)
     values = x.to(tl.float32)
     moment = weight.to(tl.float64) * values.to(tl.float64)
     flip = tl.full(amax.shape, 1.0, tl.float32)
@@ -90,7 +91,10 @@ def _search(  # type: ignore[no-untyped-def]
         best_score = tl.where(is_better, score, best_score)
         best_a = tl.where(is_better, tl.abs(a), best_a)
         best_b = tl.where(is_better, b, best_b)
-    bits = _round_scale(tl.maximum(best_a / best_b * unit, _MIN_NORMAL))
+    ratio = best_a / best_b
+    unbiased = tl.minimum(squares / tl.maximum(best_a, 1.0), ratio * _MOST_UNBIASED)
+    ratio = tl.where(squares > 0.0, unbiased, ratio)
+    bits = _round_scale(tl.maximum(ratio * unit, _MIN_NORMAL))
     magnitude = (bits << 16).to(tl.float32, bitcast=True).to(tl.float64)
     is_zero = (amax == 0) | (unit == 0.0)
     inverse = tl.where(is_zero, 0.0, (unit / magnitude).to(tl.float32) * flip)

@@ -12,7 +12,7 @@ from quantkit.numerics.bfloat16 import MIN_NORMAL
 from quantkit.numerics.fp8 import E4M3_UNIT
 from quantkit.numerics.fused_values import FP8, decode_tile, load_tile, round_bf16
 from quantkit.numerics.kernel_cache import compiled as _jit
-from quantkit.numerics.search import MAX_WEIGHT
+from quantkit.numerics.search import MAX_WEIGHT, MOST_UNBIASED
 from quantkit.numerics.simd import (
     LANES,
     absolute,
@@ -100,6 +100,26 @@ def weigh_by_importance(importance, at, x, weight, moment, group_size):  # type:
 
 
 @_jit
+def _weigh_by_moments(importance, at, x, weight, moment, group_size):  # type: ignore[no-untyped-def]
+    """Put what is known of the input channels in the place of w; returns C, 0 where nothing is known."""
+    high = splat_f64(0.0)
+    low = splat_f64(0.0)
+    for k in range(0, group_size, 2):
+        words = gather_words(importance, at + 2 * k, 2 * group_size)
+        for j in range(2):
+            level = (words >> splat_i32(16 * j)) & splat_i32(0xFFFF)
+            w = i32_to_f64(level)
+            value = f32_to_f64(load_f32(x, (k + j) * LANES))
+            is_known = level > splat_i32(0)
+            store_f32(weight, (k + j) * LANES, select(is_known, f64_to_f32(w), load_f32(weight, (k + j) * LANES)))
+            store_f64(moment, (k + j) * LANES, select(is_known, w * value, load_f64(moment, (k + j) * LANES)))
+            # two sums below 2**51, since C itself is more than float64 holds
+            high = exact_multiply_add(i32_to_f64(level >> splat_i32(8)), value * value, high)
+            low = exact_multiply_add(i32_to_f64(level & splat_i32(0xFF)), value * value, low)
+    return high * splat_f64(256.0) + low
+
+
+@_jit
 def round_scale(scale):  # type: ignore[no-untyped-def]
     """The bits of the nearest BF16 of positive float64, ties to even, at least the smallest normal. No NaN."""
     word = f64_bits_as_i64(maximum(scale, splat_f64(MIN_NORMAL)))
@@ -113,8 +133,9 @@ def round_scale(scale):  # type: ignore[no-untyped-def]
 def _search_tile(x, weight, moment, unit, group_size, candidates, is_signed, importance, at):  # type: ignore[no-untyped-def]
     """What to multiply x by to get codes, and the bits of the scales. The bit budget stands in search.py."""
     largest = weigh_tile(x, weight, moment, group_size)
+    squares = splat_f64(0.0)
     if len(importance) > 0:
-        weigh_by_importance(importance, at, x, weight, moment, group_size)
+        squares = _weigh_by_moments(importance, at, x, weight, moment, group_size)
     amax = maximum(absolute(largest), splat_f32(1.0))
     flip = splat_f32(1.0)
     if is_signed:
@@ -137,7 +158,9 @@ def _search_tile(x, weight, moment, unit, group_size, candidates, is_signed, imp
         best_score = select(is_better, score, best_score)
         best_a = select(is_better, absolute(a), best_a)
         best_b = select(is_better, wide_b, best_b)
-    bits = round_scale(best_a / best_b * unit)
+    ratio = best_a / best_b
+    unbiased = minimum(squares / maximum(best_a, splat_f64(1.0)), ratio * splat_f64(MOST_UNBIASED))
+    bits = round_scale(select(squares > splat_f64(0.0), unbiased, ratio) * unit)
     magnitude = f32_to_f64(i32_bits_as_f32(bits << splat_i32(16)))
 
     is_zero = (largest == splat_f32(0.0)) | (unit == splat_f64(0.0))

@@ -1,12 +1,22 @@
-"""A mapping from names to values that refuses duplicates and suggests near names."""
+"""Names that users write: one of a few words, or a key of a mapping that refuses duplicates and suggests near names."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import TypeVar
 
-from quantkit.errors import RecipeError
+from quantkit.errors import RecipeError, UsageError
 
+Word = TypeVar("Word", bound=str | int)
 Value = TypeVar("Value")
+
+
+def one_of(option: str, word: str | int, words: Iterable[Word]) -> Word:
+    """The one of ``words`` that ``word`` is. Raises UsageError for one that is none of them."""
+    known = tuple(words)
+    for one in known:
+        if one == word:
+            return one
+    raise UsageError(f"{option} {word} is not known", remedy=f"choose {', '.join(map(str, known))}")
 
 
 class Registry(Mapping[str, Value]):

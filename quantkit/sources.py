@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from quantkit.checkpoint.hub import Repository, fetch_snapshot, parse_hub_id
+from quantkit.checkpoint.hub import Repository, fetch_snapshot, is_offline, parse_hub_id
 from quantkit.checkpoint.remote import open_remote
 from quantkit.checkpoint.source import Checkpoint, open_checkpoint
 from quantkit.errors import RecipeError, SourceError, UsageError
@@ -29,6 +29,31 @@ class ResolvedSource:
     recipe: Recipe
     provenance: Mapping[str, str] = field(default_factory=dict)
     repository: Repository | None = None
+
+
+def resolve_headers(source: str | None, *, keep_source: bool, recipe: str | None = None) -> ResolvedSource:
+    """What headers tell of a source, all of which may be wanted later (``fetch_source``).
+
+    A hub client that asks nobody has no headers for us: what is in its cache is taken then, as nothing is fetched.
+    """
+    return resolve_source(source, recipe=recipe, headers_only=not (keep_source and is_offline()))
+
+
+def fetch_source(resolved: ResolvedSource) -> ResolvedSource:
+    """The same with its shards here, in the hub client's cache; as it was where they are.
+
+    Raises SourceError for a revision that has moved since its headers were read.
+    """
+    repository = resolved.repository
+    if repository is None:
+        return resolved
+    snapshot = fetch_snapshot(repository.hub_id, repository.revision)
+    if snapshot.commit != repository.commit:
+        raise SourceError(
+            f"{repository} has moved from {repository.commit} to {snapshot.commit} meanwhile",
+            remedy="run the same command again",
+        )
+    return replace(resolved, checkpoint=open_checkpoint(snapshot.directory), repository=None)
 
 
 def resolve_source(

@@ -29,7 +29,9 @@ RUN_MODELS = {"streaming", "calibrate", "evaluate", "gptq", "calibrated", "kv_gu
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 MAX_LINES = 300
 LONG_FILES: dict[str, str] = {}  # path to reason
-FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)*\.(json|jsonl|lock|md|draft)|\.(cache|quantkit(\.\w+)?)")
+FILE_NAME = re.compile(
+    r"[\w{:}-]+(\.[\w{:}-]+)*\.(json|jsonl|lock|md|draft|safetensors|bin)|\.(cache|quantkit(\.\w+)?)"
+)
 
 
 def modules() -> list[Path]:
@@ -73,7 +75,7 @@ def test_a_file_name_stands_in_one_module() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and FILE_NAME.fullmatch(node.value):
                 modules_of[node.value].add(path)
-    assert "run.json" in modules_of
+    assert {"run.json", "layer-{:05}.safetensors"} <= modules_of.keys()
     assert {name: paths for name, paths in modules_of.items() if len(paths) > 1} == {}
 
 

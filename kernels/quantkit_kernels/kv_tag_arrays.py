@@ -15,7 +15,9 @@ from torch import Tensor
 TAG_BYTES = 32
 GENERATION, OWNER, PLACE = range(3)  # columns of a record; PLACE: logical index | checksum << 32
 FREE_INDEX = 0xFFFF_FFFF  # the logical index of a page that nobody holds
-NEVER = 0  # expected of a logical page that its row was never granted
+NEVER = 0  # expected of nothing: by a row that is not open, and of pages that a window has left behind
+UNGRANTED = 1  # expected of a logical page that an open row was not granted: no null page may stand there
+SPOILED = 2  # the seal, without its mark, of a page where somebody has written, or may, who does not hold it
 MARK = 0x51ED_2705  # what is added to a page before it is mixed into its seal
 
 LINE_WORDS = 16
@@ -32,6 +34,7 @@ class Check(IntEnum):
     HOLDER = 6  # who moves, caches or sends a page must hold it
     ARRIVAL = 7
     CONTENT = 8
+    LANDING = 9  # nothing is on its way to a page that is handed on
 
 
 class Word(IntEnum):
@@ -59,7 +62,7 @@ class PageTags:
 
     seals_P: Tensor  # int64: of the record, marked with the page
     records_P3: Tensor  # int64
-    states_P: Tensor  # int32: 0 free, 1 held, 2 held and shared: not to be written
+    states_P: Tensor  # int32: 0 is free; the others below
 
     @property
     def num_pages(self) -> int:
@@ -94,7 +97,9 @@ class Ring:
         return len(self.lines_KW) - 1
 
 
-HELD, SHARED = 1, 2
+HELD = 1
+SHARED = 2  # held, and not to be written
+AWAITING = 3  # held, and a transfer may write there
 
 
 def new_tags(num_pages: int, device: torch.device | str = "cpu") -> PageTags:

@@ -268,7 +268,11 @@ def check_writes(
     step: int,
     null_page: int = -1,
 ) -> None:
-    """Does each token go to its own page, at its own place, and does no other row read there? All are [N]."""
+    """Does each token go to its own page, at its own place, and does no other row read there? All are [N].
+
+    A page where one does not belong is spoiled. A token that another program of this launch checks there behind that is
+    a violation, too: `check_captured` would find its row in any case.
+    """
     vectors = _vectors(slots=slots, rows=rows, positions=positions)
     _check_tags(tags, ring, slots)
     num_rows, row_pages = _check_expectations(expectations, slots)

@@ -7,7 +7,7 @@ program without a violation does not enter.
 import triton
 import triton.language as tl
 
-from quantkit_kernels.kv_tag_arrays import NEVER, SHARED, Check
+from quantkit_kernels.kv_tag_arrays import NEVER, SHARED, SPOILED, UNGRANTED, Check
 from quantkit_kernels.kv_tag_lines_jit import (
     SIZES,
     VECTORS,
@@ -20,7 +20,8 @@ from quantkit_kernels.kv_tag_lines_jit import (
     write_found,
 )
 
-_NEVER, _SHARED = tl.constexpr(NEVER), tl.constexpr(SHARED)
+_NEVER, _UNGRANTED = tl.constexpr(NEVER), tl.constexpr(UNGRANTED)
+_SHARED, _SPOILED = tl.constexpr(SHARED), tl.constexpr(SPOILED)
 _BEFORE_STEP, _AFTER_STEP = tl.constexpr(int(Check.BEFORE_STEP)), tl.constexpr(int(Check.AFTER_STEP))
 _WRITE = tl.constexpr(int(Check.WRITE))
 
@@ -52,12 +53,13 @@ def _judge(  # type: ignore[no-untyped-def]
     detail,
     step,
     CHECK: tl.constexpr,
+    SPOILS: tl.constexpr,
 ):
     """A line for each page whose seal is not what its row expects, or that is wrong whatever its seal is."""
     is_inside = is_checked & (page >= 0) & (page < num_pages)
     seal = tl.load(seals_ptr + page, mask=is_inside, other=0)
     found = tl.where(is_inside, seal ^ mark_of(page), _NEVER)
-    is_bad = is_checked & ((found != expected) | (expected == _NEVER) | is_wrong)
+    is_bad = is_checked & ((found != expected) | (expected == _NEVER) | (expected == _UNGRANTED) | is_wrong)
     count = tl.sum(is_bad.to(tl.int32), 0)
     if count > 0:
         line, has_room = begin_lines(
@@ -74,6 +76,8 @@ def _judge(  # type: ignore[no-untyped-def]
         owner = tl.load(records + 1, mask=is_there, other=0)
         place = tl.load(records + 2, mask=is_there, other=0)
         write_found(line, has_room, found, generation, owner, place)
+        if SPOILS:  # each seal of the program was read by then: their sum was taken
+            tl.store(seals_ptr + page, mark_of(page) ^ _SPOILED, mask=is_bad & is_inside)
 
 
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=VECTORS)
@@ -146,6 +150,7 @@ def check_pages_kernel(  # type: ignore[no-untyped-def]
         0,
         step,
         _BEFORE_STEP,
+        False,
     )
 
 
@@ -195,6 +200,7 @@ def check_captured_kernel(  # type: ignore[no-untyped-def]
         0,
         step,
         _AFTER_STEP,
+        False,
     )
 
 
@@ -252,4 +258,5 @@ def check_writes_kernel(  # type: ignore[no-untyped-def]
         position,
         step,
         _WRITE,
+        True,
     )

@@ -10,10 +10,12 @@ from quantkit.calibrate.report import CalibrateReport, summarize
 from quantkit.calibrate.work import Work, work_of
 from quantkit.checkpoint.begun import remove_left, run_directory
 from quantkit.checkpoint.source import source_stamps
+from quantkit.checkpoint.whole_file import check_new_file
 from quantkit.errors import QuantkitError, UsageError
 from quantkit.statistics.file import join_statistics, open_statistics
-from quantkit.streaming import StreamedModel, Tokens, begin_states, told_tokens
-from quantkit.threads import ReportProgress, Stage
+from quantkit.streaming import States, StreamedLayer, StreamedModel, Tokens, told_tokens
+from quantkit.streaming.layer_files import run_layers
+from quantkit.threads import ReportProgress
 from quantkit.weights.identity import model_fingerprint
 
 
@@ -35,7 +37,7 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
     that was done and gives the same bytes.
     """
     model, tokens = calibration.model, calibration.tokens
-    _check_output(calibration.output, model.checkpoint.directory)
+    check_output(calibration.output, model.checkpoint.directory)
     model.check(tokens)
     fingerprint = model_fingerprint(model.binding, model.family, model.checkpoint.config)
     dtype = str(model.dtype).removeprefix("torch.")
@@ -54,13 +56,16 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
     return summarize(open_statistics(calibration.output))
 
 
-def _check_output(output: Path, source: Path) -> None:
-    """In a source without an index, every safetensors file is one of its shards."""
-    if output.exists() or output.is_symlink():
+def check_output(output: Path, source: Path) -> None:
+    """Raise UsageError where the file cannot be made.
+
+    In a source without an index, every safetensors file is one of its shards.
+    """
+    try:
+        check_new_file(output, outside=source)
+    except UsageError:
         _remove_left(output)
-        raise UsageError("exists already", file=output, remedy="choose another -o, or remove it")
-    if output.resolve().is_relative_to(source.resolve()):
-        raise UsageError("lies in the source", file=output, remedy="choose a -o apart from it")
+        raise
 
 
 def _remove_left(output: Path) -> None:
@@ -75,17 +80,12 @@ def _remove_left(output: Path) -> None:
 
 
 def _run_layers(calibration: Calibration, work: Work, fingerprint: str) -> None:
-    model = calibration.model
-    states = begin_states(model, calibration.tokens, directory=work.directory, layer=work.layers_done())
-    sizes = model.layer_bytes()
-    stage = Stage(label="calibrate", total_bytes=sum(sizes), earlier_bytes=sum(sizes[: states.layer]), step="layer")
-    calibration.report_progress(stage, 0)
-    for layer in model.layers(states.layer):
+    def each(layer: StreamedLayer, states: States) -> None:
         observer = LayerObserver(len(layer.experts.weights) if layer.experts is not None else 0)
         layer.run(states, observer=observer)
         work.keep(layer.index, observer.arrays(), fingerprint)
-        calibration.report_progress(stage, sizes[layer.index])
-        del layer  # before the one after the next is loaded
+
+    run_layers(calibration.model, calibration.tokens, work.directory, "calibrate", calibration.report_progress, each)
 
 
 def _about(tokens: Tokens, dtype: str) -> dict[str, str]:

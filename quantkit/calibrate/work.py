@@ -9,8 +9,7 @@ from quantkit.checkpoint.begun import remove_run
 from quantkit.checkpoint.disk import named_errors
 from quantkit.errors import SourceError
 from quantkit.statistics.file import Array, Statistics, open_statistics, write_statistics
-
-_LAYER = "layer-{:05}.safetensors"
+from quantkit.streaming.layer_files import layer_file, layers_done
 
 
 def work_of(output: Path) -> Path:
@@ -25,11 +24,8 @@ class Work:
     directory: Path
 
     def layers_done(self) -> int:
-        """Layers without a gap from the first on."""
-        number = 0
-        while (self.directory / _LAYER.format(number)).is_file():
-            number += 1
-        return number
+        """Without a gap from the first on."""
+        return layers_done(self.directory)
 
     def keep(self, layer: int, arrays: dict[str, Array], model: str) -> None:
         """What was found in a layer, whole or not at all. Raises SourceError for a number beyond FP32."""
@@ -40,11 +36,11 @@ class Work:
                     tensor=name,
                     remedy="the weights before it are damaged; look at them in the source",
                 )
-        write_statistics(self.directory / _LAYER.format(layer), arrays, model=model, about={})
+        write_statistics(layer_file(self.directory, layer), arrays, model=model, about={})
 
     def parts(self) -> list[Statistics]:
         """Of all layers that are done, in their order."""
-        return [open_statistics(self.directory / _LAYER.format(layer)) for layer in range(self.layers_done())]
+        return [open_statistics(layer_file(self.directory, layer)) for layer in range(self.layers_done())]
 
     def remove(self) -> None:
         """All of it."""

@@ -1,4 +1,7 @@
-"""Codes and scales by llm-compressor's oneshot, of a model that this machine's memory holds."""
+"""Codes and scales by llm-compressor's oneshot, of a model that this machine's memory holds.
+
+Suffixes: ``R`` rows, ``C`` columns, ``G`` groups along C.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -7,17 +10,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from quantkit.errors import SourceError, UsageError, first_line
+from quantkit.errors import SourceError, UsageError, VerificationError, first_line
 from quantkit.numerics.bfloat16 import from_float32
 from quantkit.numerics.packing import Int4Words, pack_int4
 from quantkit.plan.smoothed import DOWN, UP
 from quantkit.streaming import Tokens
+from quantkit.streaming.architectures import CONFIG_ERRORS, MODEL_ERRORS
+from quantkit.streaming.devices import named_memory_errors
 from quantkit.transcode import search_values
 
 DAMPING = 0.01  # of the mean of the diagonal, as is its default
-_WHAT_LOADING_RAISES = (ValueError, OSError, KeyError, TypeError, AttributeError, RuntimeError)
+FARTHEST = 1 / 32
+"""Of a weight from its code, in steps: it is code times scale, rounded to BF16, which moves a number by at most 2^-8 of
+itself (half a unit of eight bits), and no code is larger than 8."""
+_STREAM = "give --streaming, which holds a few layers at a time"
+# of transformers' own code alone; what looks for the class of a config takes more of it apart than the class does
+_CONFIG_ERRORS = (*CONFIG_ERRORS, OSError, AttributeError)
+_MODEL_ERRORS = (*MODEL_ERRORS, AttributeError)
+_WEIGHTS_ERRORS = (OSError, ValueError, RuntimeError)  # the config has been tried before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +53,7 @@ class OneShot:
 def _quantized_model(shot: OneShot, modifiers: list[Any]) -> Iterator[Any]:
     """The model behind llm-compressor's oneshot: layer by layer, every expert of it run on every token.
 
-    Raises SourceError for a model that transformers does not load.
+    Raises SourceError for a model that transformers does not load, ResourceError where memory ends.
     """
     import llmcompressor
     from torch.utils.data import DataLoader
@@ -54,7 +68,7 @@ def _quantized_model(shot: OneShot, modifiers: list[Any]) -> Iterator[Any]:
         ids = torch.stack(rows)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
-    with _without_pinning():
+    with _without_pinning(), named_memory_errors(shot.directory, remedy=_STREAM):
         oneshot(
             model=model,
             processor=object(),  # it asks for one, and uses none where the data is tokens
@@ -72,12 +86,16 @@ def check_architecture(directory: Path) -> None:
     """Raise SourceError where transformers has no class for a model: before anything of it is decoded."""
     import transformers
 
-    models: Any = transformers.AutoModelForCausalLM
+    read_config: Any = transformers.AutoConfig.from_pretrained
+    build: Any = transformers.AutoModelForCausalLM.from_config
     try:
-        config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        config = read_config(directory, trust_remote_code=False, local_files_only=True)
+    except _CONFIG_ERRORS as error:
+        raise _not_loaded(directory, error) from error
+    try:
         with torch.device("meta"):
-            models.from_config(config, trust_remote_code=False)
-    except _WHAT_LOADING_RAISES as error:
+            build(config, trust_remote_code=False)
+    except _MODEL_ERRORS as error:
         raise _not_loaded(directory, error) from error
 
 
@@ -98,9 +116,10 @@ def _load(shot: OneShot) -> Any:
     if shot.offload is not None:
         options |= {"device_map": "auto_offload", "offload_folder": str(shot.offload)}
     try:
-        with nullcontext() if shot.offload is None else load_offloaded_model():
+        loading = nullcontext() if shot.offload is None else load_offloaded_model()
+        with named_memory_errors(shot.directory, remedy=_STREAM), loading:
             model = AutoModelForCausalLM.from_pretrained(shot.directory, **options)
-    except _WHAT_LOADING_RAISES as error:
+    except _WEIGHTS_ERRORS as error:
         raise _not_loaded(shot.directory, error) from error
     linearize_moe(model)
     there = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
@@ -147,10 +166,30 @@ def gptq_words(shot: OneShot) -> Iterator[tuple[str, Int4Words]]:
     with _quantized_model(shot, [modifier]) as model:
         for name in sorted(shot.modules):
             module = model.get_submodule(name)
-            scale_RG, weight_RC = (part.detach().float().cpu() for part in (module.weight_scale, module.weight))
-            # the weight is code times scale, rounded to BF16: far closer to its code than to another
-            codes_RC = torch.round(weight_RC / scale_RG.repeat_interleave(shot.group_size, dim=1)).clamp(-8, 7)
-            yield name, Int4Words(pack_int4(codes_RC.to(torch.int8).numpy()), from_float32(scale_RG.numpy()))
+            weight_RC, scale_RG = (part.detach().float().cpu() for part in (module.weight, module.weight_scale))
+            codes_RC = recovered_codes(name, weight_RC, scale_RG, group_size=shot.group_size)
+            yield name, Int4Words(pack_int4(codes_RC), from_float32(scale_RG.numpy()))
+
+
+def recovered_codes(
+    module: str, weight_RC: torch.Tensor, scale_RG: torch.Tensor, *, group_size: int
+) -> NDArray[np.int8]:
+    """[R, C] of weights that lie on the grid of their scales, as llm-compressor leaves them in memory.
+
+    Raises VerificationError for a weight that does not: its code would be a guess.
+    """
+    steps_RC = weight_RC / scale_RG.repeat_interleave(group_size, dim=1)
+    codes_RC = torch.round(steps_RC).clamp(-8, 7)
+    is_wrong_RC = ~((steps_RC - codes_RC).abs() <= FARTHEST)  # NaN is near nothing
+    if bool(is_wrong_RC.any()):
+        row, column = divmod(int(is_wrong_RC.int().argmax()), weight_RC.shape[1])
+        raise VerificationError(
+            f"llm-compressor left a weight {float(steps_RC[row, column]):.4g} steps of its scale from zero, "
+            f"which is no INT4 code (row {row}, column {column})",
+            tensor=module,
+            remedy="give --streaming, which does without llm-compressor, or install another release of it",
+        )
+    return codes_RC.to(torch.int8).numpy()
 
 
 def awq_words(shot: OneShot) -> Iterator[tuple[str, Int4Words]]:

@@ -30,10 +30,10 @@ from quantkit.plan.plan import Plan
 from quantkit.plan.smoothed import DOWN, UP
 from quantkit.recipe import Recipe
 from quantkit.streaming import StreamedModel, Tokens, open_model
-from quantkit.weights.binding import bind_weights
+from quantkit.transcode import first_device
+from quantkit.weights.binding import bind_checkpoint
 from quantkit.weights.identity import model_fingerprint
-from quantkit.weights.source_form import source_form
-from quantkit.words import Words, WordsWriter, finish_words, has_words, open_words
+from quantkit.words import Words, finish_words, has_words, open_words, write_words
 
 _DECODED = "decoded"
 
@@ -83,7 +83,7 @@ def made_words(request: WordsRequest) -> Iterator[Words]:
 
 def _checked_model(request: WordsRequest) -> StreamedModel | None:
     """What is run layer by layer; None where llm-compressor loads it."""
-    plan, device = request.plan, request.conversion.device.split(",")[0].replace("cuda:all", "cuda:0")
+    plan, device = request.plan, first_device(request.conversion.device)
     if plan.recipe.calibration is None or not plan.recipe.calibration.streaming:
         with redirect_stdout(sys.stderr):  # whose libraries print
             compressor.check_architecture(plan.checkpoint.directory)
@@ -101,7 +101,7 @@ def _has_work(directory: Path) -> bool:
 def _document(plan: Plan) -> dict[str, Any]:
     """What decides the words: the same document, the same run."""
     checkpoint, family, recipe = plan.checkpoint, FAMILIES[plan.family], plan.recipe
-    binding = bind_weights(checkpoint.tensors, source_form(checkpoint.quantization), family.fused_experts)
+    binding = bind_checkpoint(checkpoint, family)
     calibration = recipe.calibration
     assert calibration is not None
     return {
@@ -173,13 +173,9 @@ def _compress(request: WordsRequest) -> None:
             offload=_offload(model, request.directory),
         )
         path = request.directory / "words.safetensors"
-        writer = WordsWriter(path, chosen_shapes(plan), group_size=recipe.group_size)
-        try:
+        with write_words(path, chosen_shapes(plan), group_size=recipe.group_size) as writer:
             for module, words in method(shot):
                 writer.add(module, words)
-            writer.close()
-        finally:
-            writer.abort()
 
 
 def _offload(model: Path, directory: Path) -> Path | None:

@@ -72,6 +72,13 @@ def parse_hub_id(text: str) -> tuple[str, str] | None:
     return match["id"], match["revision"] or "main"
 
 
+def is_offline() -> bool:
+    """Whether the client was told to ask nobody, and to take what is in its cache."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
 def fetch_snapshot(hub_id: str, revision: str) -> Snapshot:
     """All files of a repository but other weight formats. Raises SourceError with the remedy for every failure."""
     from huggingface_hub import snapshot_download

@@ -30,6 +30,7 @@ from quantkit.checkpoint.file_names import BEGUN_NAME, MANIFEST_NAME, RUN_NAME, 
 from quantkit.checkpoint.json_files import MOST_INDEX_BYTES, read_json
 from quantkit.checkpoint.locks import locked
 from quantkit.checkpoint.reader import hash_file
+from quantkit.checkpoint.whole_file import named_paths
 from quantkit.errors import QuantkitError, ResourceError, UsageError
 
 WORK_NAME = ".quantkit"
@@ -40,11 +41,8 @@ _ANOTHER = "choose another with -o"
 
 def check_target(target: Path, source: Path | None) -> None:
     """Refuse a target that exists, is the source, or lies inside it (links resolved)."""
-    try:
+    with named_paths(target):
         _check_target(target, source)
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(f"cannot be an output ({reason})", file=target, remedy=_ANOTHER) from error
 
 
 def _check_target(target: Path, source: Path | None) -> None:

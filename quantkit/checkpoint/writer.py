@@ -25,7 +25,7 @@ def order_tensors(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
 
 
 class ShardWriter:
-    """One output shard. Use as a context manager; ``close`` checks completeness and flushes to the disk."""
+    """One output shard. ``close`` checks completeness and flushes to the disk."""
 
     def __init__(self, path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] = METADATA) -> None:
         self.path = path

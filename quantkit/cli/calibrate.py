@@ -7,6 +7,7 @@ import typer
 
 from quantkit.cli import options as opt
 from quantkit.cli import running
+from quantkit.cli.fetching import KeepSourceOption
 from quantkit.cli.groups import grouped
 
 
@@ -21,6 +22,7 @@ def calibrate(
     tokens: running.TokenOptions,
     dtype: running.DtypeOption = "float32",
     device: running.ModelDeviceOption = "cpu",
+    keep_source: KeepSourceOption = False,
     resume: opt.ResumeOption = True,
     quiet: opt.QuietOption = False,
     as_json: opt.JsonOption = False,
@@ -32,15 +34,14 @@ def calibrate(
 
     Example: quantkit calibrate ./GLM-5.2-FP8 --text prose.txt -o stats.safetensors
     """
-    tokens.check()
-    running.check_dtype(dtype)
-    running.require_models()
-    from quantkit.calibrate.run import Calibration
+    options = running.RunOptions(what="calibrate", tokens=tokens, dtype=dtype, device=device, keep_source=keep_source)
+    options.check()
+    from quantkit.calibrate.run import Calibration, check_output
     from quantkit.calibrate.run import calibrate as run
     from quantkit.cli import render
     from quantkit.cli.show_calibration import show_calibration
 
-    model = running.open_source(source, device=device, dtype=dtype)
+    model = options.open_source(source, lambda checkpoint: check_output(output, checkpoint.directory))
     found = running.read_tokens_of(model, tokens)
     with render.progress(is_quiet=quiet) as advance:
         report = run(Calibration(model=model, tokens=found, output=output, resume=resume, report_progress=advance))

@@ -54,18 +54,20 @@ class Inputs:
         if not is_dry:
             running.require_models(*(() if self.streaming else ("llmcompressor",)))
 
-    def read(self, resolved: "ResolvedSource", method: str) -> "Tokens":
-        """Raises UsageError for a source that is not here, SourceError for a text too short or ids that are none."""
-        from quantkit.families.config_values import integer
+    def check_files(self, resolved: "ResolvedSource") -> None:
+        """Raise SourceError for a text or ids that cannot be read: without the model's shards, or a tokenizer."""
+        self.tokens.check_file(vocabulary=_vocabulary(resolved))
 
-        if resolved.repository is not None:
-            raise UsageError(
-                f"--method {method} runs the model, and its shards are still on the hub",
-                remedy="give --keep-source, or convert a directory",
-            )
-        checkpoint = resolved.checkpoint
-        vocabulary = integer(resolved.family.text_config(checkpoint.config), "vocab_size", at_least=1)
-        return self.tokens.read(checkpoint.directory, vocabulary=vocabulary)
+    def read(self, resolved: "ResolvedSource") -> "Tokens":
+        """Raises SourceError for a text too short or ids that are none. The source is here."""
+        assert resolved.repository is None
+        return self.tokens.read(resolved.checkpoint.directory, vocabulary=_vocabulary(resolved))
+
+
+def _vocabulary(resolved: "ResolvedSource") -> int:
+    from quantkit.families.config_values import integer
+
+    return integer(resolved.family.text_config(resolved.checkpoint.config), "vocab_size", at_least=1)
 
 
 def with_inputs(resolved: "ResolvedSource", plan: "Plan", inputs: Inputs) -> "tuple[Plan, Tokens | None]":
@@ -74,5 +76,5 @@ def with_inputs(resolved: "ResolvedSource", plan: "Plan", inputs: Inputs) -> "tu
         return plan, None
     from quantkit.calibrated.convert import with_calibration
 
-    tokens = inputs.read(resolved, plan.recipe.method)
+    tokens = inputs.read(resolved)
     return with_calibration(plan, tokens, streaming=inputs.streaming), tokens

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantkit.cli import options as opt
+from quantkit.cli.fetching import KeepSourceOption
 from quantkit.errors import UsageError
+from quantkit.registry import one_of
 
 if TYPE_CHECKING:
     from quantkit.plan.limits import Limits
@@ -20,9 +22,7 @@ class WorkOptions:
     """How shards come, which processes work on them, in how much memory, and where the output goes in the end."""
 
     spool_gib: opt.SpoolOption = None
-    keep_source: Annotated[
-        bool, typer.Option("--keep-source", help="Download a hub repository into the hub client's cache, and keep it.")
-    ] = False
+    keep_source: KeepSourceOption = False
     resume: opt.ResumeOption = True
     accept_complete: Annotated[
         bool,
@@ -96,8 +96,7 @@ class WorkOptions:
         return int(self.max_memory * 2**30)
 
     def _check_executor(self) -> None:
-        if self.executor not in EXECUTORS:
-            raise UsageError(f"--executor {self.executor} is not known", remedy=f"choose {', '.join(EXECUTORS)}")
+        one_of("--executor", self.executor, EXECUTORS)
         if not self.is_ray:
             if self.ray_address is not None:
                 raise UsageError("--ray-address is an option of --executor ray", remedy="add --executor ray")

@@ -9,8 +9,9 @@ from quantkit.checkpoint.file_names import MANIFEST_NAME
 from quantkit.checkpoint.output import check_target
 from quantkit.cli import calibrated, render
 from quantkit.cli.convert_options import SmokeOptions, WorkOptions
+from quantkit.cli.fetching import check_kept
 from quantkit.cli.options import check_engine_name, spool_bytes
-from quantkit.cli.planning import PlanRequest, check_servable, describe, engine_reports, plan_request
+from quantkit.cli.planning import PlanRequest, check_servable, describe, engine_reports, plan_request, plan_resolved
 from quantkit.cli.recipe_options import RecipeOptions
 from quantkit.cli.show_plan import show_plan
 from quantkit.cli.show_results import show_conversion, show_rank
@@ -22,7 +23,7 @@ from quantkit.engines.verdicts import EngineReport
 from quantkit.errors import UsageError
 from quantkit.plan.plan import Plan
 from quantkit.plan.resources import Workers
-from quantkit.sources import ResolvedSource
+from quantkit.sources import ResolvedSource, fetch_source
 from quantkit.threads import ReportProgress
 
 if TYPE_CHECKING:
@@ -99,31 +100,42 @@ def show_converted(request: ConvertRequest, shown: Shown) -> None:
 
 
 def _planned(request: ConvertRequest) -> _Planned:
-    """Check the options, plan, and check what they mean for this source. Raises before anything is fetched or made."""
+    """Check the options, plan, check what they mean for this source, and fetch what is to be kept of it.
+
+    Raises before anything is fetched or made.
+    """
     work, options = request.work, request.options
     limits = request.smoke.limits(work)
     check_engine_name(options.engine)
     work.check(is_limited=limits is not None, is_dry=request.is_dry)
     num_jobs = work.num_jobs()
-    _check_output(request)
+    _check_output(request, request.output)
     planning = PlanRequest(
         source=_absolute(request.source) if work.is_ray else request.source,
         options=options,
-        headers_only=request.is_dry or not (work.keep_source or options.runs_model),
+        keep_source=work.keep_source and not request.is_dry,
         limits=limits,
     )
     resolved, plan = plan_request(planning)
-    request.inputs.check(
-        plan.recipe.method, is_alone=work.is_alone, is_limited=limits is not None, is_dry=request.is_dry
-    )
+    method = plan.recipe.method
+    request.inputs.check(method, is_alone=work.is_alone, is_limited=limits is not None, is_dry=request.is_dry)
     loading = engine_reports(plan)
     check_servable(plan, loading, is_allowed=options.allow_unservable)
+    if not request.is_dry:
+        if method != "search":
+            check_kept(resolved, f"--method {method}", keep_source=work.keep_source)
+            request.inputs.check_files(resolved)
+        if work.keep_source and resolved.repository is not None:
+            _check_output(request, request.output or _default_output(resolved))
+            _cluster(work)
+            resolved = fetch_source(resolved)
+            plan = plan_resolved(planning, resolved)
     return _Planned(resolved=resolved, plan=plan, loading=loading, num_jobs=num_jobs)
 
 
-def _check_output(request: ConvertRequest) -> None:
+def _check_output(request: ConvertRequest, output: Path | None) -> None:
     """Raise UsageError where it cannot be made; one that is there may be what is asked for."""
-    output, source = request.output, Path(request.source)
+    source = Path(request.source)
     if output is None:
         return
     if (request.work.push_to or request.work.accept_complete) and (output / MANIFEST_NAME).is_file():
@@ -137,7 +149,11 @@ def _absolute(source: str) -> str:
 
 
 def _target(request: ConvertRequest, planned: _Planned) -> Path:
-    return request.output or Path(f"{planned.resolved.name}-int4")
+    return request.output or _default_output(planned.resolved)
+
+
+def _default_output(resolved: ResolvedSource) -> Path:
+    return Path(f"{resolved.name}-int4")
 
 
 def _conversion(request: ConvertRequest, planned: _Planned, report_progress: ReportProgress) -> Conversion:

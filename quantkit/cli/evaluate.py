@@ -8,6 +8,7 @@ import typer
 
 from quantkit.cli import options as opt
 from quantkit.cli import running
+from quantkit.cli.fetching import KeepSourceOption
 from quantkit.cli.groups import grouped
 from quantkit.errors import UsageError, VerificationError
 
@@ -43,6 +44,7 @@ def evaluate(
     allow_other_model: Annotated[
         bool, typer.Option("--allow-other-model", help="Compare models whose norms differ, if their sizes agree.")
     ] = False,
+    keep_source: KeepSourceOption = False,
     jobs: opt.JobsOption = None,
     quiet: opt.QuietOption = False,
     as_json: opt.JsonOption = False,
@@ -55,14 +57,13 @@ def evaluate(
 
     Example: quantkit evaluate ./GLM-5.2-FP8 ./glm-5.2-int4 --text book.txt --sequences 16 --report evaluation.html
     """
-    tokens.check()
-    running.check_dtype(dtype)
+    options = running.RunOptions(what="evaluate", tokens=tokens, dtype=dtype, device=device, keep_source=keep_source)
     for option, limit in (("--max-kl", max_kl), ("--min-top1", min_top1)):
         if limit is not None and math.isnan(limit):
             raise UsageError(
                 f"{option} nan is no limit: nothing would miss it", remedy="give a number, or leave it out"
             )
-    running.require_models()
+    options.check()
     if report is not None:
         from quantkit.cli.evaluate_page import PAGE_BEGIN
         from quantkit.cli.page_file import check_page
@@ -84,8 +85,9 @@ def evaluate(
         allow_other_model=allow_other_model,
         num_jobs=jobs or available_cores(),
     )
-    model = running.open_source(source, device=device, dtype=dtype)
-    pair = Pair(model, running.open_checkpoint_model(open_checkpoint(output), device=device, dtype=dtype))
+    other = options.open_checkpoint(open_checkpoint(output))
+    model = options.open_source(source)
+    pair = Pair(model, other)
     found = running.read_tokens_of(model, tokens)
     with render.progress(is_quiet=quiet) as advance:
         made = make_report(pair, found, request, report_progress=advance)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from quantkit.gate.sample import NO_FILTER
+from quantkit.gate.pairs import key_name
 
 Document = Mapping[str, Any]
 NUM_LEFT = 2  # columns of words
@@ -17,13 +17,8 @@ def columns(document: Document) -> list[str]:
 
 def rows(document: Document) -> list[list[str]]:
     """A row for each task and filter and, of several, one for the mean."""
-    tasks = [[task_name(one), one["metric"], *_cells(one)] for one in document["tasks"]]
+    tasks = [[key_name((one["task"], one["filter"])), one["metric"], *_cells(one)] for one in document["tasks"]]
     return tasks if len(tasks) == 1 else [*tasks, [_mean_name(document), "", *_cells(document["overall"])]]
-
-
-def task_name(one: Document) -> str:
-    """Task, and the filter where there is one."""
-    return str(one["task"]) if one["filter"] == NO_FILTER else f"{one['task']}/{one['filter']}"
 
 
 def verdict_text(document: Document) -> str:
@@ -81,7 +76,8 @@ def _interval_title(document: Document) -> str:
 def _mean_name(document: Document) -> str:
     tasks = {one["task"] for one in document["tasks"]}
     if len(document["tasks"]) == 1:
-        return task_name(document["tasks"][0])
+        (only,) = document["tasks"]
+        return key_name((only["task"], only["filter"]))
     if document["criterion"]["mean_over"] == "questions":
         return "all questions"
     return f"mean of {len(tasks)} tasks" if len(tasks) > 1 else f"{tasks.pop()}, mean of its filters"

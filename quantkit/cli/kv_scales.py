@@ -58,6 +58,7 @@ def kv_scales(
     force: Annotated[
         bool, typer.Option("--force", help="Write even what no default backend uses, or one misreads.")
     ] = False,
+    quiet: opt.QuietOption = False,
     as_json: opt.JsonOption = False,
 ) -> None:
     """Choose scales for an FP8 KV cache, and say of every engine and backend whether it uses them.
@@ -77,6 +78,6 @@ def kv_scales(
         statistics=stats, method=method, percentile=percentile, per=per, spelling=spelling, write_to=write_to
     )
     write = WriteRequest(output=output, into_checkpoint=into_checkpoint, force=force, tp=tp)
-    with render.progress(is_quiet=False) as advance:
+    with render.progress(is_quiet=quiet) as advance:
         result = run_kv_scales(source, request, write, report_progress=advance)
     show_kv_scales(result, as_json=as_json)

@@ -1,15 +1,13 @@
 """Options of `quantkit kv-scales`, checked before anything is read."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from quantkit.engines.kv_use import KV_SCOPES, KV_SPELLINGS
 from quantkit.errors import UsageError
 from quantkit.kv_scales.choose import DEFAULT_PERCENTILE, METHODS, check_percentile
 from quantkit.kv_scales.make import KvScaleRequest
+from quantkit.registry import one_of
 
-_Word = TypeVar("_Word", bound=str)
 PLACES = ("sidecar", "checkpoint")
 
 
@@ -29,16 +27,9 @@ def requests_of(
     check_percentile(percentile)
     request = KvScaleRequest(
         statistics=statistics,
-        method=None if method is None else _known("--method", method, METHODS),
+        method=None if method is None else one_of("--method", method, METHODS),
         percentile=percentile,
-        scope=_known("--per", per, KV_SCOPES),
-        spelling=None if spelling is None else _known("--format", spelling, KV_SPELLINGS),
+        scope=one_of("--per", per, KV_SCOPES),
+        spelling=None if spelling is None else one_of("--format", spelling, KV_SPELLINGS),
     )
-    return request, _known("--write-to", write_to, PLACES) == "checkpoint"
-
-
-def _known(option: str, word: str, words: Sequence[_Word]) -> _Word:
-    found = next((one for one in words if one == word), None)
-    if found is None:
-        raise UsageError(f"{option} {word} is not known", remedy=f"choose {', '.join(words)}")
-    return found
+    return request, one_of("--write-to", write_to, PLACES) == "checkpoint"

@@ -22,6 +22,7 @@ from quantkit.memory.scheme import FORMATS, GROUP_SIZES, RESTS, Format, Scheme
 from quantkit.memory.serving import MemoryRequest
 from quantkit.memory.split import check_sizes
 from quantkit.recipe_files import recipe_summaries
+from quantkit.registry import one_of
 
 _MOST = 10**9  # tokens, requests
 
@@ -203,8 +204,8 @@ def check_options(options: MemoryOptions) -> None:
         "--group-size": (options.group_size, GROUP_SIZES),
     }
     for option, (value, words) in known.items():
-        if value is not None and value not in words:
-            raise UsageError(f"{option} {value} is not known", remedy=f"choose {', '.join(map(str, words))}")
+        if value is not None:
+            one_of(option, value, words)
     counts = {
         "--context": options.context,
         "--context-at-most": options.context_at_most,

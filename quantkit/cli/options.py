@@ -7,7 +7,7 @@ import typer
 
 from quantkit.cli.summary_file import check_summary
 from quantkit.engines.parallel import ENGINES, EngineName
-from quantkit.errors import UsageError
+from quantkit.registry import one_of
 
 SourceArgument = Annotated[
     str,
@@ -34,7 +34,11 @@ ActivationsOption = Annotated[
 ]
 StatsOption = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--stats", metavar="FILE", help="Largest inputs of experts (safetensors), for static scales: w4afp8."),
+    typer.Option(
+        "--stats",
+        metavar="FILE",
+        help="Largest inputs of experts (calibrate's file, say), for w4afp8's activation scales; the search sees none.",
+    ),
 ]
 MtpOption = Annotated[
     Optional[str],  # noqa: UP045
@@ -79,16 +83,13 @@ TARGETS = ("int4",)
 
 def check_to(target: str | None) -> None:
     """Raise UsageError for an unknown target."""
-    if target is not None and target not in TARGETS:
-        raise UsageError(f"unknown target {target!r}", remedy=f"known: {', '.join(TARGETS)}")
+    if target is not None:
+        one_of("--to", target, TARGETS)
 
 
 def check_engine_name(engine: str | None) -> EngineName | None:
     """Raises UsageError for an engine that is not known."""
-    known = next((name for name in ENGINES if name == engine), None)
-    if engine is not None and known is None:
-        raise UsageError(f"unknown engine {engine!r}", remedy=f"known: {', '.join(ENGINES)}")
-    return known
+    return None if engine is None else one_of("--engine", engine, ENGINES)
 
 
 def spool_bytes(spool_gib: float | None) -> int:

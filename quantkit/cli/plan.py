@@ -41,7 +41,7 @@ def plan(
     from quantkit.machine import available_cores
     from quantkit.plan.resources import Workers, choose_jobs
 
-    request = PlanRequest(source=source, options=options, config=config, headers_only=True)
+    request = PlanRequest(source=source, options=options, config=config)
     resolved, made = plan_request(request)
     loading = engine_reports(made)
     num_jobs = jobs or available_cores()

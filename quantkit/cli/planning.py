@@ -25,7 +25,7 @@ from quantkit.plan.relayout import check_declares, check_moves, native_settings
 from quantkit.plan.resources import Workers
 from quantkit.plan.same_model import check_statistics
 from quantkit.recipe import override
-from quantkit.sources import ResolvedSource, resolve_source
+from quantkit.sources import ResolvedSource, resolve_headers, resolve_source
 from quantkit.verify.loading import check_plan, launches_of, refuse_unservable
 
 _MANY = 1 << 20  # experts of a family whose configs do not say
@@ -40,7 +40,7 @@ class PlanRequest:
     config: Path | None = None
     only_moves: bool = False  # INT4 that is there, and nothing becomes INT4
     limits: Limits | None = None  # of a smoke run
-    headers_only: bool = False  # of a hub repository: nothing is downloaded
+    keep_source: bool = False  # its shards are wanted here, and nothing but headers yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,22 +59,30 @@ class PlanDescription:
 
 
 def plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
-    """Resolve the source, apply the overrides, plan."""
-    with uncollected():
-        return _plan_request(request)
-
-
-def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
+    """Resolve the source, apply the overrides, plan. Of a hub repository headers are read, and no more."""
     options = request.options
-    engine = check_engine_name(options.engine)
-    resolved = resolve_source(
-        request.source, recipe=options.recipe, config=request.config, headers_only=request.headers_only
-    )
+    check_engine_name(options.engine)
+    with uncollected():
+        if request.config is None:
+            resolved = resolve_headers(request.source, recipe=options.recipe, keep_source=request.keep_source)
+        else:
+            resolved = resolve_source(request.source, recipe=options.recipe, config=request.config)
+        return resolved, _plan(request, resolved)
+
+
+def plan_resolved(request: PlanRequest, resolved: ResolvedSource) -> Plan:
+    """The plan of a source that was resolved for this request."""
+    with uncollected():
+        return _plan(request, resolved)
+
+
+def _plan(request: PlanRequest, resolved: ResolvedSource) -> Plan:
+    options = request.options
     if request.only_moves:
         check_declares(resolved.checkpoint)
     recipe = override(
         resolved.recipe,
-        engine=engine,
+        engine=check_engine_name(options.engine),
         targets=tuple(options.targets or ()),
         ignore=tuple(options.ignore or ()),
         **native_settings(resolved.checkpoint, _with_statistics(request, resolved)),
@@ -92,7 +100,7 @@ def _plan_request(request: PlanRequest) -> tuple[ResolvedSource, Plan]:
         plan = replace(plan, warnings=(*plan.warnings, *check_statistics(plan, options.stats)))
     if options.importance is not None:
         plan = with_importance(plan, open_importance(options.importance))
-    return resolved, plan if request.limits is None else limited(plan, request.limits)
+    return plan if request.limits is None else limited(plan, request.limits)
 
 
 def _with_statistics(request: PlanRequest, resolved: ResolvedSource) -> dict[str, object]:

@@ -53,7 +53,7 @@ class RecipeOptions:
         typer.Option(
             "--importance",
             metavar="FILE",
-            help="Weight the search by second moments: statistics, imatrix.gguf or imatrix.dat.",
+            help="Weight the search by second moments: calibrate's file, imatrix.gguf or .dat. Activations: --stats.",
         ),
     ] = None
     rest: opt.RestOption = None
@@ -81,8 +81,3 @@ class RecipeOptions:
     def settings(self) -> dict[str, object]:
         """Fields of the recipe; None where that stands as it is."""
         return {name: getattr(self, name) for name in _OF_THE_RECIPE}
-
-    @property
-    def runs_model(self) -> bool:
-        """Whether the method needs all of the source here."""
-        return self.method not in (None, "search")

@@ -62,7 +62,7 @@ def relayout(
         engine=engine,
         allow_incomplete=allow_incomplete,
     )
-    request = PlanRequest(source=source, options=options, only_moves=True, headers_only=True)
+    request = PlanRequest(source=source, options=options, only_moves=True)
     check_target(output, Path(source) if Path(source).is_dir() else None)
     resolved, made = plan_request(request)
     loading = engine_reports(made)

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantkit.errors import UsageError
+from quantkit.registry import one_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quantkit.checkpoint.source import Checkpoint
     from quantkit.streaming import StreamedModel, Tokens
 
@@ -54,6 +57,15 @@ class TokenOptions:
         if self.tokens is not None and self.length is not None:
             raise UsageError("--length cuts a text; --tokens has sequences already", remedy="leave one of them out")
 
+    def check_file(self, *, vocabulary: int) -> None:
+        """Raise SourceError for a file that cannot be read, or ids beyond the vocabulary: the model is not needed."""
+        from quantkit.streaming.tokens import read_text, read_tokens
+
+        if self.tokens is not None:
+            read_tokens(self.tokens, vocabulary=vocabulary, sequences=self.sequences)
+        if self.text is not None:
+            read_text(self.text)
+
     def read(self, model: Path, *, vocabulary: int) -> "Tokens":
         """``model``: where a tokenizer lies. Raises SourceError for a text too short and ids beyond the vocabulary."""
         from quantkit.streaming import read_tokens, tokenize
@@ -72,8 +84,7 @@ class TokenOptions:
 
 def check_dtype(dtype: str) -> None:
     """Raise UsageError for one that is not known."""
-    if dtype not in DTYPES:
-        raise UsageError(f"--dtype {dtype} is not known", remedy=f"choose {' or '.join(DTYPES)}")
+    one_of("--dtype", dtype, DTYPES)
 
 
 def require_models(*others: str) -> None:
@@ -83,11 +94,43 @@ def require_models(*others: str) -> None:
         raise UsageError(f"running a model needs {missing}", remedy="pip install 'quantkit[calibrate]'")
 
 
-def open_source(source: str, *, device: str, dtype: str) -> "StreamedModel":
-    """The model that SOURCE names. Raises SourceError for an architecture that cannot be run."""
-    from quantkit.sources import resolve_source
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """``what`` runs the model, and how; ``keep_source``: a hub repository may be downloaded for it."""
 
-    return open_checkpoint_model(resolve_source(source).checkpoint, device=device, dtype=dtype)
+    what: str
+    tokens: TokenOptions
+    dtype: str
+    device: str
+    keep_source: bool
+
+    def check(self) -> None:
+        """Raise UsageError for options that are none, packages and devices that are not here: nothing is opened."""
+        self.tokens.check()
+        check_dtype(self.dtype)
+        require_models()
+        from quantkit.streaming.devices import torch_device
+
+        torch_device(self.device)
+
+    def open_source(self, source: str, check: "Callable[[Checkpoint], None]" = lambda _: None) -> "StreamedModel":
+        """The model that SOURCE names, fetched last of all: behind its headers, the tokens' file and ``check``.
+
+        Raises UsageError for a model on the hub that is not to be kept, SourceError for one that cannot be run.
+        """
+        from quantkit.cli.fetching import check_kept
+        from quantkit.sources import fetch_source, resolve_headers
+
+        resolved = resolve_headers(source, keep_source=self.keep_source)
+        check_kept(resolved, self.what, keep_source=self.keep_source)
+        model = self.open_checkpoint(resolved.checkpoint)
+        self.tokens.check_file(vocabulary=model.vocabulary)
+        check(resolved.checkpoint)
+        return model if resolved.repository is None else self.open_checkpoint(fetch_source(resolved).checkpoint)
+
+    def open_checkpoint(self, checkpoint: "Checkpoint") -> "StreamedModel":
+        """The model of a checkpoint in any form. Raises SourceError for an architecture that cannot be run."""
+        return open_checkpoint_model(checkpoint, device=self.device, dtype=self.dtype)
 
 
 def open_checkpoint_model(checkpoint: "Checkpoint", *, device: str, dtype: str) -> "StreamedModel":

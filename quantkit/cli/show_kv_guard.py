@@ -10,6 +10,8 @@ from quantkit.cli import render
 from quantkit.cli.document import head
 from quantkit.kv_guard.dump import Dump, DumpReport, report_document
 from quantkit.kv_guard.incidents import explanation
+from quantkit.kv_guard.simulation.faults.kinds import KINDS
+from quantkit.kv_guard.simulation.report import SelfTestReport
 
 _MOST_ROWS = 50
 
@@ -39,6 +41,9 @@ def show_dump(path: Path, dump: Dump, report: DumpReport, *, as_json: bool) -> N
     render.show_notes("warning", _beyond(len(report.violations)))
     if report.torn:
         render.show_notes("quantkit", [f"tags that contradict themselves: pages {_listed(report.torn)}"])
+    if report.spoiled:
+        told = "written, or to be written, by somebody who does not hold them"
+        render.show_notes("warning", [f"{told}: pages {_listed(report.spoiled)}"])
     if report.stray:
         render.show_notes("note", [f"held, and expected by no row: pages {_listed(report.stray)}"])
     wrong = len(report.violations)
@@ -62,6 +67,32 @@ def show_incidents(path: Path, incidents: Sequence[dict[str, Any]], *, as_json: 
     for one in explained:
         render.show_line(one["explanation"])
     render.show_table("faults", ["fault", "times"], [[fault, str(times)] for fault, times in faults.most_common()])
+
+
+def show_selftest(report: SelfTestReport, *, content: str, as_json: bool) -> None:
+    """A line for each kind, and what was named or read without one."""
+    if as_json:
+        document = {
+            **head("kv-guard", "ok" if report.is_good else "failed"),
+            "action": "selftest",
+            "content": content,
+            **report.document(),
+        }
+        render.show_json(document)
+        return
+    rows = []
+    for count in report.kinds:
+        figures = [str(number) for number in (count.injected, count.caught, count.missed)]
+        rows.append([count.kind, KINDS[count.kind].name, *figures, count.seen_first])
+    render.show_table("faults", ["kind", "what happens", "injected", "caught", "missed", "seen first"], rows)
+    render.show_line(
+        f"{report.checks:,} page checks in {report.steps:,} steps, {report.clean_checks:,} without a fault"
+    )
+    wrong = [*report.false_positives, *report.leaks]
+    render.show_notes("warning", [*wrong[:_MOST_ROWS], *_beyond(len(wrong))])
+    missed = sum(count.missed for count in report.kinds)
+    positives = f"{len(report.false_positives)} false positives"
+    render.show_line(f"{'passes' if report.is_good else 'does not pass'}: {missed} missed, {positives}")
 
 
 def _listed(pages: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ from quantkit.cli import options as opt
 from quantkit.engines.launch import BACKENDS, Launch
 from quantkit.engines.parallel import ENGINES, MOST_GPUS, Parallel
 from quantkit.errors import UsageError, VerificationError
+from quantkit.registry import one_of
 
 
 def register(app: typer.Typer) -> None:
@@ -83,8 +84,7 @@ def _launch(
 ) -> Launch | None:
     """Raises UsageError for options that do not go together."""
     name = opt.check_engine_name(engine)
-    if backend not in BACKENDS:
-        raise UsageError(f"--backend {backend} is not known", remedy=f"choose {', '.join(BACKENDS)}")
+    one_of("--backend", backend, BACKENDS)
     if name is None:
         if any(size is not None for size in (tp, ep, dp_attention)) or backend != BACKENDS[0]:
             raise UsageError(

@@ -52,11 +52,13 @@ def _verdicts(
     root: str,
 ) -> Iterator[ModuleVerdict]:
     model = rules.models.get(family.name)
+    document = quantization_document(config)
     if model is None:
         message = f"which modules {rules.name} builds for the family {family.name!r} is not known"
         yield ModuleVerdict(module=family.name, outcome=Outcome.UNKNOWN, message=message)
+        if not list(section_errors(document)):
+            yield from kv_scale_verdicts(family, config, stored, read_section(document), launch.engine)
         return
-    document = quantization_document(config)
     problems = list(_document_verdicts(document, rules))
     yield from problems
     if problems:
@@ -75,7 +77,7 @@ def _verdicts(
         except MatchError:
             return  # said of the module already
     yield from launch_verdicts(family, config, section, scheme, launch)
-    yield from kv_scale_verdicts(family.name, stored, section, launch.engine)
+    yield from kv_scale_verdicts(family, config, stored, section, launch.engine)
 
 
 def _built(modules: list[RuntimeModule], contract: Contract) -> list[RuntimeModule]:

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from quantkit.errors import SourceError
+from quantkit.errors import ResourceError, SourceError
 from quantkit.evaluate.divergence import Divergence, Divergences
 from quantkit.integrity.weight_errors import UNBOUNDED
 from quantkit.streaming import States, StreamedLayer, StreamedModel, Tokens, begin_states
 from quantkit.streaming.ahead import ahead
+from quantkit.streaming.devices import named_memory_errors
 from quantkit.threads import ReportProgress, Stage
 
 ROWS_AT_ONCE = 512  # predictions whose logits for a block of the vocabulary are in memory, in float64
@@ -62,7 +63,8 @@ def evaluate(
 ) -> Evaluation:
     """``work``: an empty directory for hidden states, which otherwise are in memory.
 
-    Raises SourceError for what is not finite, with checkpoint, layer and token, and for weights that are missing.
+    Raises SourceError for what is not finite, with checkpoint, layer and token, and for weights that are missing;
+    ResourceError where memory ends.
     """
     layer_bytes = [model.layer_bytes() for model in pair]
     stage = Stage(label="evaluate", total_bytes=sum(map(sum, layer_bytes)), step="layer")
@@ -140,13 +142,15 @@ def _normed(model: StreamedModel, states: States) -> Tensor:
     normed_TH = states.after
     for first in range(0, states.num_tokens, _TOKENS_AT_ONCE):
         part = slice(first, first + _TOKENS_AT_ONCE)
-        normed_TH[part] = model.normed(states.hidden[part])
+        with named(model):
+            normed_TH[part] = model.normed(states.hidden[part])
     return normed_TH
 
 
 def _logits(model: StreamedModel, normed_PH: Tensor, block_BH: Tensor) -> Tensor:
     """In float32 whatever the states are in: their rounding would stand above the divergence of a good output."""
-    logits_PB = F.linear(normed_PH.to(model.device).float(), block_BH.float()).cpu()
+    with named(model), named_memory_errors(model.head_weight.name):
+        logits_PB = F.linear(normed_PH.to(model.device).float(), block_BH.float()).cpu()
     if not bool(logits_PB.isfinite().all()):
         raise SourceError(
             "its logits are not finite",
@@ -173,7 +177,7 @@ def named(model: StreamedModel) -> Iterator[None]:
     """Errors say which of the two checkpoints they are about: their tensors have the same names."""
     try:
         yield
-    except SourceError as error:
+    except (SourceError, ResourceError) as error:
         if error.file is None or "/" not in error.file:
             error.file = str(model.checkpoint.directory / (error.file or ""))
         raise

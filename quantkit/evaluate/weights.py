@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quantkit.codecs.opaque import NativeInt4, Opaque
+from quantkit.codecs.opaque import NativeInt4
 from quantkit.families.family import Family
 from quantkit.integrity.weight_errors import RowCollector, Sums, WeightError
-from quantkit.streaming.decode import decode_rows
+from quantkit.streaming.decode import decode_rows, is_known
 from quantkit.threads import ReportProgress, Stage, Step, run_steps
 from quantkit.transcode import has_row_blocks
 from quantkit.weights.binding import Binding
@@ -41,7 +41,7 @@ def compare_weights(
     pairs, missing = list[tuple[Weight, Weight]](), list[str]()
     for name, weight in sorted(source.weights.items()):
         other = output.weights.get(name)
-        if other is None or other.shape != weight.shape or _is_unknown(weight) or _is_unknown(other):
+        if other is None or other.shape != weight.shape or not (is_known(weight) and is_known(other)):
             missing.append(name)
         else:
             pairs.append((weight, other))
@@ -69,10 +69,6 @@ def compare_weights(
 
     run_steps(steps(), num_jobs=num_jobs)
     return WeightErrors(errors=tuple(rows.errors), missing=tuple(missing))
-
-
-def _is_unknown(weight: Weight) -> bool:
-    return isinstance(weight.codec, Opaque) and not isinstance(weight.codec, NativeInt4)
 
 
 def _blocks(*weights: Weight) -> Iterator[tuple[int, int]]:

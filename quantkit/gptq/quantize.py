@@ -24,7 +24,7 @@ _BLOCK = 128  # columns whose errors reach the others together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibrated:
+class CodesAndScale:
     """``codes_RC`` int8, ``scale_RG`` BF16 bits."""
 
     codes_RC: NDArray[np.int8]
@@ -33,7 +33,7 @@ class Calibrated:
 
 def quantize_gptq(
     weight_RC: NDArray[np.float32], factor: Factor | None, *, group_size: int, signed: bool
-) -> Calibrated:
+) -> CodesAndScale:
     """``factor``: of the inputs; without one the search alone decides, as it does without calibration.
 
     A channel that was always zero counts for nothing and gets no errors of others: it is rounded to nearest.
@@ -41,7 +41,7 @@ def quantize_gptq(
     moments_C = None if factor is None else factor.moments_C.cpu().numpy()
     codes_RC, scale_RG = search_values(weight_RC, group_size=group_size, signed=signed, moments_C=moments_C)
     if factor is None:
-        return Calibrated(codes_RC=codes_RC, scale_RG=scale_RG)
+        return CodesAndScale(codes_RC=codes_RC, scale_RG=scale_RG)
     device = factor.order_C.device
     scale = torch.from_numpy(bfloat16.to_float32(scale_RG)).to(device).double()
     scale_CR = scale.repeat_interleave(group_size, dim=1).T[factor.order_C]
@@ -52,7 +52,7 @@ def quantize_gptq(
             codes_CR = look_again(weight_CR, scale_CR, codes_CR, factor.hessian_CC)
     codes_CR = codes_CR[torch.argsort(factor.order_C)]
     codes_RC = np.ascontiguousarray(codes_CR.T.to(torch.int8).cpu().numpy())
-    return Calibrated(codes_RC=codes_RC, scale_RG=scale_RG)
+    return CodesAndScale(codes_RC=codes_RC, scale_RG=scale_RG)
 
 
 def round_with_feedback(weight_CR: torch.Tensor, scale_CR: torch.Tensor, upper_CC: torch.Tensor) -> torch.Tensor:

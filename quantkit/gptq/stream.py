@@ -7,6 +7,7 @@ Legend: R rows, C columns, G groups, T tokens, I inner width.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,17 @@ from torch import Tensor
 
 from quantkit.gptq.factor import Factor, blend, factorize
 from quantkit.gptq.hessians import LinearHessians, hessian_of
-from quantkit.gptq.quantize import Calibrated, quantize_gptq
+from quantkit.gptq.quantize import CodesAndScale, quantize_gptq
 from quantkit.numerics import bfloat16
 from quantkit.numerics.packing import Int4Words, pack_int4
-from quantkit.streaming import ExpertVisit, States, StreamedLayer, StreamedModel, Tokens, begin_states
-from quantkit.threads import ReportProgress, Stage
-from quantkit.words import WordsWriter
+from quantkit.streaming import ExpertVisit, States, StreamedLayer, StreamedModel, Tokens
+from quantkit.streaming.devices import named_memory_errors
+from quantkit.streaming.layer_files import layer_file, run_layers
+from quantkit.threads import ReportProgress
+from quantkit.words import WordsWriter, write_words
 
 SAMPLE_TOKENS = 512
 """Of a layer, spread evenly, that stand for all of it where an expert's own tokens are few."""
-_STATES = "states"
-_FILE = "layer-{:05}.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,45 +45,34 @@ class StreamRequest:
 def stream_words(request: StreamRequest) -> None:
     """Write a file of words for every layer, going on behind the last that is there.
 
-    Raises SourceError for weights or activations that are not finite, ResourceError where the states have no room.
+    Raises SourceError for weights or activations that are not finite, ResourceError where the states have no room, or
+    what is computed.
     """
-    model = request.model
-    states_directory = request.directory / _STATES
-    states_directory.mkdir(exist_ok=True)
-    done = 0
-    while (request.directory / _FILE.format(done)).is_file():
-        done += 1
-    states = begin_states(model, request.tokens, directory=states_directory, layer=done)
-    sizes = model.layer_bytes()
-    stage = Stage(label="gptq", total_bytes=sum(sizes), earlier_bytes=sum(sizes[:done]), step="layer")
-    request.report_progress(stage, 0)
-    for layer in model.layers(done):
-        _write_layer(request, layer, states)
-        request.report_progress(stage, sizes[layer.index])
-        del layer  # before the one after the next is loaded
-    for path in states_directory.iterdir():
-        path.unlink()
-    states_directory.rmdir()
+    run_layers(
+        request.model,
+        request.tokens,
+        request.directory,
+        "gptq",
+        request.report_progress,
+        partial(_write_layer, request),
+    )
 
 
 def _write_layer(request: StreamRequest, layer: StreamedLayer, states: States) -> None:
     prefix = f"{layer.name}."
     shapes = {module: shape for module, shape in request.shapes.items() if module.startswith(prefix)}
-    writer = WordsWriter(request.directory / _FILE.format(layer.index), shapes, group_size=request.group_size)
-    try:
+    path = layer_file(request.directory, layer.index)
+    with write_words(path, shapes, group_size=request.group_size) as writer:
         for module, made in _quantized_linears(request, layer, states, shapes):
             writer.add(module, words_of(made))
         experts = _ExpertQuantizer(request, shapes, writer)
         layer.run(states, visit=experts if layer.experts is not None else None)
-        writer.close()
-    finally:
-        writer.abort()
 
 
 @torch.no_grad()
 def _quantized_linears(
     request: StreamRequest, layer: StreamedLayer, states: States, shapes: Mapping[str, tuple[int, int]]
-) -> Iterator[tuple[str, Calibrated]]:
+) -> Iterator[tuple[str, CodesAndScale]]:
     """Those outside the experts; the layer has their new weights from then on."""
     linears: dict[str, Any] = {
         f"{layer.name}.{inner}": module
@@ -94,11 +84,13 @@ def _quantized_linears(
     hessians = LinearHessians(linears)
     layer.attend(states, observer=hessians)
     for leader, modules in hessians.groups().items():
-        factor = factorize(hessians.mean(leader), module=leader)
+        with named_memory_errors(leader):
+            factor = factorize(hessians.mean(leader), module=leader)
         for module in modules:
             weight = linears[module].weight
-            made = _quantize(request, weight, factor)
-            weight.copy_(values_of(made, request.group_size))
+            with named_memory_errors(module):
+                made = _quantize(request, weight, factor)
+                weight.copy_(values_of(made, request.group_size))
             yield module, made
 
 
@@ -146,17 +138,17 @@ class _ExpertQuantizer:
         return factorize(blend(own.mean, own.num_tokens, layer.mean), module=module)
 
 
-def _quantize(request: StreamRequest, weight_RC: Tensor, factor: Factor | None) -> Calibrated:
+def _quantize(request: StreamRequest, weight_RC: Tensor, factor: Factor | None) -> CodesAndScale:
     values_RC = weight_RC.detach().float().cpu().numpy()
     return quantize_gptq(values_RC, factor, group_size=request.group_size, signed=request.signed)
 
 
-def words_of(made: Calibrated) -> Int4Words:
+def words_of(made: CodesAndScale) -> Int4Words:
     """As they are stored."""
     return Int4Words(pack_int4(made.codes_RC), made.scale_RG)
 
 
-def values_of(made: Calibrated, group_size: int) -> Tensor:
+def values_of(made: CodesAndScale, group_size: int) -> Tensor:
     """float32 [R, C] that engines will compute with."""
     scale_RG = torch.from_numpy(bfloat16.to_float32(made.scale_RG))
     return torch.from_numpy(made.codes_RC).float() * scale_RG.repeat_interleave(group_size, dim=1)

@@ -47,7 +47,12 @@ class Manifest:
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Deterministic JSON, flushed to the disk."""
-    write_file(path, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
+    write_file(path, json_bytes(document))
+
+
+def json_bytes(document: Mapping[str, Any]) -> bytes:
+    """As it is stored."""
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -5,11 +5,14 @@ from types import ModuleType
 import torch
 
 from quantkit_kernels.kv_tag_arrays import (
+    AWAITING,
     FREE_INDEX,
     HELD,
     MARK,
     NEVER,
     SHARED,
+    SPOILED,
+    UNGRANTED,
     Captured,
     Check,
     Expectations,
@@ -24,11 +27,14 @@ from quantkit_kernels.kv_tag_arrays import (
 from quantkit_kernels.reference import kv_tags as twins
 
 __all__ = [
+    "AWAITING",
     "FREE_INDEX",
     "HELD",
     "MARK",
     "NEVER",
     "SHARED",
+    "SPOILED",
+    "UNGRANTED",
     "Captured",
     "Check",
     "Expectations",

@@ -13,7 +13,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quantkit.errors import QuantkitError, SourceError, UsageError, first_line
-from quantkit.kv_guard.dispatch import FREE_INDEX, Expectations, PageTags, new_ring, twins
+from quantkit.kv_guard.dispatch import (
+    AWAITING,
+    FREE_INDEX,
+    HELD,
+    SHARED,
+    SPOILED,
+    Expectations,
+    PageTags,
+    new_ring,
+    twins,
+)
 from quantkit.kv_guard.identity import TAG_VERSION, PoolIdentity
 from quantkit.kv_guard.settings import PoolSize
 from quantkit.kv_guard.tracker import Step
@@ -37,19 +47,22 @@ class Dump:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpReport:
-    """``torn`` and ``stray`` are pages: whose seal is not that of their record, and held by nothing that is known."""
+    """``torn``, ``spoiled`` and ``stray`` are pages: whose seal is not that of their record, which somebody wrote who
+    did not hold it, and held by nothing that is known. ``num_awaiting``: of those held, which a transfer may write."""
 
     num_held: int
+    num_awaiting: int
     num_shared: int
     num_free: int
     num_checked: int
     violations: tuple[Violation, ...]
     torn: tuple[int, ...]
+    spoiled: tuple[int, ...]
     stray: tuple[int, ...]
 
     @property
     def is_sound(self) -> bool:
-        """Stray pages are a leak or a node's own: no request reads them."""
+        """Stray pages are a leak or a node's own: no request reads them, nor a spoiled page that is no violation."""
         return not (self.violations or self.torn)
 
 
@@ -119,6 +132,8 @@ def _checked_dump(
     for field in fields(PoolSize):
         if type(getattr(size, field.name)) is not int:
             raise TypeError(f"size.{field.name} is {getattr(size, field.name)!r}")
+        if field.name != "null_page" and getattr(size, field.name) < 1:
+            raise ValueError(f"size.{field.name} is {getattr(size, field.name)}")
     table = tensors["table"]
     num_entries = size.most_pages * (size.page_size if by_token else 1)
     batch = len(tensors["rows"])
@@ -181,21 +196,27 @@ def check_dump(dump: Dump) -> DumpReport:
     pages = torch.arange(size.num_pages)
     is_free = (dump.tags.records_P3[:, 2] & _INDEX) == FREE_INDEX
     is_whole = dump.tags.seals_P == twins.record_seals(dump.tags.records_P3) ^ twins.mark_of(pages)
-    is_torn = ~is_whole | (is_free != (dump.tags.states_P == 0))
+    unmarked = dump.tags.seals_P ^ twins.mark_of(pages)
+    is_spoiled = unmarked == SPOILED
+    states_P = dump.tags.states_P
+    is_known = (states_P >= 0) & (states_P <= AWAITING)
+    is_reserved = is_free & (states_P == AWAITING)  # for a copy that has not come
+    is_torn = ~is_spoiled & (~is_whole | ~is_known | ((is_free != (states_P == 0)) & ~is_reserved))
     expected = set(dump.expectations.seals_RL.flatten().tolist())
-    found = (dump.tags.seals_P ^ twins.mark_of(pages)).tolist()
-    states = Counter(dump.tags.states_P.tolist())
+    found, states = unmarked.tolist(), Counter(states_P.tolist())
     return DumpReport(
-        num_held=states[1],
-        num_shared=states[2],
+        num_held=states[HELD] + states[AWAITING],
+        num_awaiting=states[AWAITING],
+        num_shared=states[SHARED],
         num_free=states[0],
         num_checked=int(((step.lengths + size.page_size - 1) // size.page_size).sum()),
         violations=tuple(
             read_line(line, dump.names, num_pages=size.num_pages, page_size=size.page_size) for line in lines
         ),
         torn=tuple(pages[is_torn].tolist()),
+        spoiled=tuple(pages[is_spoiled].tolist()),
         stray=tuple(
-            page for page, state in enumerate(dump.tags.states_P.tolist()) if state == 1 and found[page] not in expected
+            page for page, state in enumerate(states_P.tolist()) if state == HELD and found[page] not in expected
         ),
     )
 
@@ -203,9 +224,15 @@ def check_dump(dump: Dump) -> DumpReport:
 def report_document(report: DumpReport) -> dict[str, Any]:
     """For ``--json``."""
     return {
-        "pages": {"held": report.num_held, "shared": report.num_shared, "free": report.num_free},
+        "pages": {
+            "held": report.num_held,
+            "awaiting": report.num_awaiting,
+            "shared": report.num_shared,
+            "free": report.num_free,
+        },
         "checked": report.num_checked,
         "violations": [one.document() for one in report.violations],
         "torn": list(report.torn),
+        "spoiled": list(report.spoiled),
         "stray": list(report.stray),
     }

@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 from quantkit.kv_guard.dispatch import (
+    AWAITING,
     FREE_INDEX,
+    HELD,
     MARK,
-    NEVER,
     SHARED,
+    SPOILED,
+    Captured,
     Check,
     Expectations,
     PageTags,
@@ -17,7 +20,8 @@ from quantkit.kv_guard.dispatch import (
     Word,
     twins,
 )
-from quantkit.kv_guard.tracker import Held
+from quantkit.kv_guard.settings import PoolSize
+from quantkit.kv_guard.tracker import Held, Step
 
 INDEX = 0xFFFF_FFFF
 _MOST_PAGES = 1 << 31
@@ -29,6 +33,15 @@ class Line:
 
     rows: Tensor | int
     step: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Beside:
+    """Of a pool into which transfers write. ``is_on`` from the first of them on: until then nothing is looked at."""
+
+    dirty_P: Tensor  # bool: one may still write there, that was announced for a holder who is gone
+    touched_P: Tensor  # bool: one might when the page was handed out, or had
+    is_on: bool = False
 
 
 def check_holder(tags: PageTags, ring: Ring, pages: Tensor, held: Held, line: Line) -> None:
@@ -52,12 +65,50 @@ def free_all(tags: PageTags, first_generation: int) -> None:
     twins.put_tags(tags, pages, torch.stack((granted, torch.zeros_like(granted), granted * 0 + FREE_INDEX), 1))
 
 
-def grant_unbound(tags: PageTags, ring: Ring, pages: Tensor, line: Line) -> None:
-    """Free pages are taken for no row; one that is held is a violation."""
+def check_untouched(
+    beside: Beside, tags: PageTags, ring: Ring, pages: Tensor, line: Line, indices: Tensor | int
+) -> None:
+    """No transfer writes to pages that are handed out now.
+
+    One may be that was announced for a former holder; one is whose tag has landed since the release.
+    """
+    found = twins.found_words(tags, pages)
+    is_free = (tags.records_P3[pages, 2] & INDEX) == FREE_INDEX
+    is_own = found[Word.FOUND_SEAL] == twins.record_seals(tags.records_P3[pages])
+    is_spoiled = found[Word.FOUND_SEAL] == SPOILED  # a token was stored there, and is written over
+    is_touched = (tags.states_P[pages] == 0) & ~is_spoiled & ~(is_free & is_own) | beside.dirty_P[pages]
+    words = {Word.STEP: line.step, Word.CHECK: Check.LANDING, Word.ROW: line.rows, Word.INDEX: indices}
+    twins.append_lines(ring, is_touched, words | found)
+    beside.touched_P.index_put_((pages,), is_touched)
+
+
+def set_states(tags: PageTags, pages: Tensor, *, of: int, to: int) -> None:
+    """Of pages that are in a state."""
+    states = tags.states_P[pages]
+    tags.states_P.index_put_((pages,), torch.where(states == of, to, states))
+
+
+def check_over(beside: Beside, tags: PageTags, ring: Ring, pages: Tensor, line: Line) -> None:
+    """No transfer may write to pages that are released; where one may, nobody can trust them until it is drained."""
+    is_awaiting = tags.states_P[pages] == AWAITING
+    words = {Word.STEP: line.step, Word.CHECK: Check.LANDING, Word.ROW: line.rows}
+    twins.append_lines(ring, is_awaiting, words | twins.found_words(tags, pages))
+    beside.dirty_P.index_put_((pages,), beside.dirty_P[pages] | is_awaiting)
+
+
+def spoil_touched(beside: Beside, tags: PageTags, pages: Tensor) -> None:
+    """Where a late transfer may write nobody passes: not whoever was told, nor who shares the page with him later."""
+    seals = torch.where(beside.touched_P[pages], twins.mark_of(pages) ^ SPOILED, tags.seals_P[pages])
+    tags.seals_P.index_put_((pages,), seals)
+
+
+def reserve_pages(beside: Beside, tags: PageTags, ring: Ring, pages: Tensor, line: Line) -> None:
+    """Free pages are taken for no row; one that is held is a violation. Their tags are those that will land."""
+    check_untouched(beside, tags, ring, pages, line, 0)
     is_held = tags.states_P[pages] != 0
     words = {Word.STEP: line.step, Word.CHECK: Check.GRANT, Word.ROW: line.rows}
     twins.append_lines(ring, is_held, words | twins.found_words(tags, pages))
-    tags.states_P.index_fill_(0, pages, SHARED)
+    tags.states_P.index_fill_(0, pages, AWAITING)
 
 
 def held_by(expectations: Expectations, rows: Tensor, indices: Tensor) -> Held:
@@ -79,6 +130,16 @@ def land_tags(tags: PageTags, pages: Tensor, wire: Tensor) -> None:
     """As a transfer does it: what was there is gone, and the seal keeps the mark of the page that it left."""
     tags.seals_P.index_put_((pages,), wire[:, 0])
     tags.records_P3.index_put_((pages,), wire[:, 1:])
+
+
+def read_again(captured: Captured, step: Step, size: PoolSize) -> None:
+    """The pages that a step read are those that its rows name now, where nothing may write them while it runs."""
+    index_1L = torch.arange(step.most_pages, device=step.table.device)[None]
+    columns = (index_1L * size.page_size if step.by_token else index_1L).clamp(max=step.table.shape[1] - 1)
+    entries = step.table[step.rows.long()[:, None], columns]
+    pages = (entries // size.page_size if step.by_token else entries).to(torch.int32)
+    there = captured.pages_BL[: len(step.rows), : step.most_pages]
+    there.copy_(torch.where(there == -1, there, pages))
 
 
 def unmix(x: Tensor) -> Tensor:
@@ -128,27 +189,27 @@ def accept_arrived(
 def spoil(tags: PageTags, expectations: Expectations, pages: Tensor) -> Tensor:
     """Give pages a seal that nothing expects; returns the rows that expect them, bool [R]."""
     unmarked = tags.seals_P[pages] ^ twins.mark_of(pages)
-    tags.seals_P.index_put_((pages,), twins.mark_of(pages) ^ NEVER)
-    return torch.isin(expectations.seals_RL, unmarked[unmarked != NEVER]).any(1)
+    tags.seals_P.index_put_((pages,), twins.mark_of(pages) ^ SPOILED)
+    return torch.isin(expectations.seals_RL, unmarked[unmarked != SPOILED]).any(1)
 
 
-def own_pages(tags: PageTags, seals: Tensor, pages: Tensor) -> Tensor:
+def own_pages(tags: PageTags, expectations: Expectations, seals: Tensor, pages: Tensor) -> Tensor:
     """Of places that expect ``seals`` and are named ``pages``, which pages are theirs: int64 [N], -1 where none is.
 
-    The page that is named, if it is what is expected; else whichever is; else, again, the one that is named, if its tag
-    is no page's any more: what was overwritten is still held.
+    The page that is named, if it is what is expected; else whichever is; else, again, the one that is named, if it is
+    held and its tag is expected by no row: what lies there was written over it.
     """
     unmarked = tags.seals_P ^ twins.mark_of(torch.arange(tags.num_pages, device=pages.device))
     ordered, order = unmarked.sort()
     at = torch.searchsorted(ordered, seals).clamp(max=tags.num_pages - 1)
-    is_somewhere = (ordered[at] == seals) & (tags.states_P[order[at]] != 0)
+    is_granted = ~twins.is_nothing(seals)
+    is_somewhere = is_granted & (ordered[at] == seals) & (tags.states_P[order[at]] != 0)
     is_inside = (pages >= 0) & (pages < tags.num_pages)
     named = torch.where(is_inside, pages, 0)
-    is_spoiled = (
-        is_inside & (twins.record_seals(tags.records_P3[named]) != unmarked[named]) & (tags.states_P[named] != 0)
-    )
-    elsewhere = torch.where(is_somewhere, order[at], torch.where(is_spoiled, pages, -1))
-    return torch.where(is_inside & (unmarked[named] == seals), pages, elsewhere)
+    is_expected = torch.isin(unmarked[named], expectations.seals_RL)
+    is_nobodys = is_granted & (tags.states_P[named] == HELD) & ~is_expected
+    elsewhere = torch.where(is_somewhere, order[at], torch.where(is_inside & is_nobodys, pages, -1))
+    return torch.where(is_granted & is_inside & (unmarked[named] == seals), pages, elsewhere)
 
 
 def _holder_words(held: Held, seals: Tensor, line: "Line") -> dict[Word, Tensor | int]:

@@ -8,6 +8,10 @@ from torch import Tensor
 
 from quantkit.kv_guard import page_events
 from quantkit.kv_guard.dispatch import (
+    AWAITING,
+    HELD,
+    NEVER,
+    UNGRANTED,
     Captured,
     new_captured,
     new_expectations,
@@ -19,7 +23,7 @@ from quantkit.kv_guard.dispatch import (
 from quantkit.kv_guard.identity import Chains
 from quantkit.kv_guard.incidents import IncidentFile
 from quantkit.kv_guard.metrics import Metrics
-from quantkit.kv_guard.page_events import Line
+from quantkit.kv_guard.page_events import Beside, Line
 from quantkit.kv_guard.settings import GuardSettings
 from quantkit.kv_guard.snapshots import Snapshot, Stopwatch, copy_ring
 from quantkit.kv_guard.tracker import Held, KvGuardError, Mode, Step, Verdict, aborted_requests
@@ -48,6 +52,8 @@ class PageTagTracker:
         self._names: dict[int, str] = {}
         self._step = 0
         self._launched: Step | None = None
+        dirty = torch.zeros(size.num_pages, dtype=torch.bool, device=device)
+        self._beside = Beside(dirty_P=dirty, touched_P=dirty.clone())
         self._num_checked = 0
         self._stopwatch = Stopwatch(self.tags.seals_P)
         self._snapshots: deque[Snapshot] = deque()
@@ -55,16 +61,19 @@ class PageTagTracker:
 
     def open(self, row: int, request: str) -> None:
         self._names[row] = request
-        self.expectations.seals_RL[row].zero_()
+        self.expectations.seals_RL[row].fill_(UNGRANTED)
 
     def close(self, row: int) -> None:
         self._names.pop(row, None)
-        self.expectations.seals_RL[row].zero_()
+        self.expectations.seals_RL[row].fill_(NEVER)
 
     def grant(
         self, pages: Tensor, rows: Tensor, indices: Tensor, owners: Tensor, first_generation: int | None = None
     ) -> None:
         drawn = self._next_generations(len(pages)) if first_generation is None else first_generation
+        if self._beside.is_on:
+            line = Line(rows=rows, step=self._step)
+            page_events.check_untouched(self._beside, self.tags, self._ring, pages, line, indices)
         self._ops.grant_pages(
             self.tags,
             self.expectations,
@@ -76,8 +85,12 @@ class PageTagTracker:
             first_generation=drawn,
             step=self._step,
         )
+        if self._beside.is_on:
+            page_events.spoil_touched(self._beside, self.tags, pages)
 
     def release(self, pages: Tensor) -> None:
+        if self._beside.is_on:
+            page_events.check_over(self._beside, self.tags, self._ring, pages, Line(rows=-1, step=self._step))
         self._ops.release_pages(
             self.tags, self._ring, pages, first_generation=self._next_generations(len(pages)), step=self._step
         )
@@ -101,37 +114,62 @@ class PageTagTracker:
         for array in (self.expectations.seals_RL, self.expectations.details_RL2):
             array[to_row, :num_pages] = array[row, :num_pages]
 
+    def copied(self, sources: Tensor, rows: Tensor, indices: Tensor, to_rows: Tensor) -> None:
+        held = page_events.held_by(self.expectations, rows, indices)
+        page_events.check_holder(self.tags, self._ring, sources, held, Line(rows=to_rows, step=self._step))
+
     def truncate(self, rows: Tensor, num_pages: Tensor) -> None:
-        index_1L = torch.arange(self.settings.size.most_pages, device=rows.device)[None]
-        kept = self.expectations.seals_RL[rows]
-        self.expectations.seals_RL.index_put_((rows,), torch.where(index_1L < num_pages[:, None], kept, 0))
+        self._forget(rows, self._indices(rows) >= num_pages[:, None], UNGRANTED)
+
+    def prune(self, rows: Tensor, firsts: Tensor) -> None:
+        self._forget(rows, self._indices(rows) < firsts[:, None], NEVER)
 
     def clear(self) -> None:
-        self.expectations.seals_RL.zero_()
+        self.expectations.seals_RL.fill_(NEVER)
+        if self._beside.is_on:
+            every = torch.arange(self.tags.num_pages, device=self.tags.seals_P.device)
+            page_events.check_over(self._beside, self.tags, self._ring, every, Line(rows=-1, step=self._step))
         page_events.free_all(self.tags, self._next_generations(self.tags.num_pages))
 
+    def announce(self, pages: Tensor) -> None:
+        self._beside.is_on = True
+        page_events.set_states(self.tags, pages, of=HELD, to=AWAITING)
+
+    def drained(self, pages: Tensor) -> None:
+        page_events.set_states(self.tags, pages, of=AWAITING, to=HELD)
+        self._beside.dirty_P.index_fill_(0, pages, False)
+
+    def reserve(self, pages: Tensor) -> None:
+        self._beside.is_on = True
+        page_events.reserve_pages(self._beside, self.tags, self._ring, pages, Line(rows=-1, step=self._step))
+
     def send(self, pages: Tensor, held: Held, checksums: Tensor | None = None) -> Tensor:
-        page_events.check_holder(self.tags, self._ring, pages, held, Line(rows=-1, step=self._step))
+        self.sent(pages, held)
         return page_events.wire_tags(self.tags, pages, checksums)
+
+    def lift(self, pages: Tensor) -> Tensor:
+        return page_events.wire_tags(self.tags, pages, None)
 
     def land(self, pages: Tensor, tags: Tensor) -> None:
         page_events.land_tags(self.tags, pages, tags)
+
+    def sent(self, pages: Tensor, held: Held) -> None:
+        page_events.check_holder(self.tags, self._ring, pages, held, Line(rows=-1, step=self._step))
 
     def arrive(self, pages: Tensor, rows: Tensor, indices: Tensor, checksums: Tensor | None = None) -> None:
         held = page_events.held_by(self.expectations, rows, indices)
         line = Line(rows=rows, step=self._step)
         page_events.accept_arrived(self.tags, self._ring, pages, held, checksums, line)
+        page_events.spoil_touched(self._beside, self.tags, pages)
+        page_events.set_states(self.tags, pages, of=AWAITING, to=HELD)
 
-    def store(self, pages: Tensor, tags: Tensor, checksums: Tensor | None = None) -> Held:
-        held = Held(
-            generations=twins.generations(self._next_generations(len(pages)), len(pages), pages.device),
-            owners=tags[:, 2].clone(),
-            indices=tags[:, 3] & page_events.INDEX,
-        )
-        line = Line(rows=-1, step=self._step)
-        page_events.grant_unbound(self.tags, self._ring, pages, line)
-        page_events.accept_arrived(self.tags, self._ring, pages, held, checksums, line)
-        return held
+    def store(self, pages: Tensor, held: Held, checksums: Tensor | None = None) -> Held:
+        own = twins.generations(self._next_generations(len(pages)), len(pages), pages.device)
+        kept = Held(generations=own, owners=held.owners.to(own.device), indices=held.indices.to(own.device))
+        page_events.accept_arrived(self.tags, self._ring, pages, kept, checksums, Line(rows=-1, step=self._step))
+        page_events.spoil_touched(self._beside, self.tags, pages)
+        page_events.share_pages(self.tags, pages)
+        return kept
 
     def spoil(self, pages: Tensor) -> tuple[str, ...]:
         rows = page_events.spoil(self.tags, self.expectations, pages).nonzero()[:, 0].tolist()
@@ -139,7 +177,7 @@ class PageTagTracker:
 
     def own_pages(self, row: int, first: int, pages: Tensor) -> Tensor:
         seals = self.expectations.seals_RL[row, first : first + len(pages)]
-        return page_events.own_pages(self.tags, seals, pages)
+        return page_events.own_pages(self.tags, self.expectations, seals, pages)
 
     def before_step(self, step: Step) -> int:
         if step.most_pages > self.settings.size.most_pages or len(step.rows) > self.settings.size.num_rows:
@@ -168,6 +206,12 @@ class PageTagTracker:
         self._num_checked += len(step.rows) * step.most_pages
         return number
 
+    def launched_pages(self) -> Tensor:
+        """Those that the step reads which `before_step` has launched, int64; -1 stands for none."""
+        step = self._launched
+        assert step is not None, "before_step was not called"
+        return self._captured.pages_BL[: len(step.rows), : step.most_pages].reshape(-1).long()
+
     def check_writes(self, slots: Tensor, rows: Tensor, positions: Tensor) -> None:
         with self._stopwatch:
             self._ops.check_writes(
@@ -186,6 +230,8 @@ class PageTagTracker:
         step = self._launched
         assert step is not None, "before_step was not called"
         with self._stopwatch:
+            if step.is_steady:
+                page_events.read_again(self._captured, step, self.settings.size)
             self._ops.check_captured(
                 self.tags,
                 self.expectations,
@@ -196,18 +242,7 @@ class PageTagTracker:
                 step=self._step,
             )
         self._num_checked += len(step.rows) * step.most_pages
-        count, lines, ready = copy_ring(self._ring)
-        self._snapshots.append(
-            Snapshot(
-                step=self._step,
-                num_checked=self._num_checked,
-                names=dict(self._names),
-                count=count,
-                lines=lines,
-                ready=ready,
-                timing=self._stopwatch.take(),
-            )
-        )
+        self._snapshots.append(self._snapshot())
         self._launched, self._num_checked = None, 0
         self._step += 1
 
@@ -218,6 +253,29 @@ class PageTagTracker:
             raise KvGuardError(f"step {step} was not checked, or its verdict was read", remedy="call after_step first")
         return self._read(self._snapshots.popleft())
 
+    def settle(self) -> Verdict:
+        assert self._launched is None, "a step is running"
+        return self._read(self._snapshot())
+
+    def _snapshot(self) -> Snapshot:
+        count, lines, ready = copy_ring(self._ring)
+        return Snapshot(
+            step=self._step,
+            num_checked=self._num_checked,
+            names=dict(self._names),
+            count=count,
+            lines=lines,
+            ready=ready,
+            timing=self._stopwatch.take(),
+        )
+
+    def _forget(self, rows: Tensor, which_BL: Tensor, instead: int) -> None:
+        seals = self.expectations.seals_RL
+        seals.index_put_((rows,), torch.where(which_BL, instead, seals[rows]))
+
+    def _indices(self, beside: Tensor) -> Tensor:
+        return torch.arange(self.settings.size.most_pages, device=beside.device)[None]
+
     def _read(self, snapshot: Snapshot) -> Verdict:
         snapshot.wait()
         count = int(snapshot.count[0])
@@ -227,7 +285,9 @@ class PageTagTracker:
             step=snapshot.step,
             violations=violations,
             lost=count - len(violations),
-            aborted=aborted_requests(violations, self.settings.mode),
+            aborted=aborted_requests(
+                violations, self.settings.mode, lost=count - len(violations), requests=snapshot.names.values()
+            ),
         )
         self.metrics.count(verdict, num_pages=snapshot.num_checked, seconds=snapshot.timing.seconds)
         self._incidents.write(violations)

@@ -4,7 +4,7 @@ An engine asks for ``is_on`` once, where it would gather what a call needs; the 
 for more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
@@ -51,7 +51,8 @@ class Step:
 
     ``table`` [rows, entries] int32 or int64 names a page an entry or, with ``by_token``, the slot of each token.
     ``rows`` and ``lengths`` [B] are its rows and their tokens; ``firsts`` [B] the first page of a window, None for 0.
-    ``most_pages`` is the longest of them in pages, known without asking the device.
+    ``most_pages`` is the longest of them in pages, known without asking the device. ``is_steady``: nothing may write
+    these rows of the table while the step runs, so that they are read again behind it.
     """
 
     table: "Tensor"
@@ -60,11 +61,15 @@ class Step:
     most_pages: int
     firsts: "Tensor | None" = None
     by_token: bool = False
+    is_steady: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Of one step: ``lost`` violations had no room in the ring; ``aborted`` are the requests to end, by name."""
+    """Of one step: ``lost`` violations had no room in the ring; ``aborted`` are the requests to end, by name.
+
+    Where violations were lost these are all that were open.
+    """
 
     step: int
     violations: tuple["Violation", ...] = ()
@@ -76,7 +81,11 @@ class Tracker(Protocol):
     """Pages, rows, indices and owners are int64 [N] tensors on the pool's device; nothing waits for it.
 
     Each operation is one event in a page's life, told when it happens and in the order of the stream that runs the
-    model. ``owners`` are `identity.owner_of` of the chains before the pages.
+    model. ``owners`` are `identity.owner_of` of the chains up to the pages' ends.
+
+    A transfer is in no such order. Whoever writes into a pool beside its stream is told of pages only when the stream
+    has passed their `grant` or `reserve`: before that a step may still read what was there, and the tag that lands
+    would be written over.
     """
 
     is_on: bool
@@ -113,23 +122,53 @@ class Tracker(Protocol):
     def fork(self, row: int, to_row: int, num_pages: int) -> None:
         """Another row reads the first pages of a row."""
 
+    def copied(self, sources: "Tensor", rows: "Tensor", indices: "Tensor", to_rows: "Tensor") -> None:
+        """Rows' pages were copied for other rows, as where a fork writes on: they must have been the former's."""
+
     def truncate(self, rows: "Tensor", num_pages: "Tensor") -> None:
         """Rows keep their first ``num_pages`` [N]: speculated tokens were refused, or a request was retracted."""
+
+    def prune(self, rows: "Tensor", firsts: "Tensor") -> None:
+        """Rows read their pages from ``firsts`` [N] on: a window has left the others, where null pages may stand."""
 
     def clear(self) -> None:
         """Every page is free and every row empty, as after a flush of the cache."""
 
+    def announce(self, pages: "Tensor") -> None:
+        """Granted pages are a transfer's: it may write there until `arrive`, or until it is `drained`."""
+
+    def drained(self, pages: "Tensor") -> None:
+        """A transfer was given up, and nothing of it is on its way to pages any more: they may be released.
+
+        Told too late it ends what a release before it began: that every later holder of the pages is a violation.
+        """
+
+    def reserve(self, pages: "Tensor") -> None:
+        """Free pages are taken for no row, and announced: a copy will arrive there, see `store`."""
+
     def send(self, pages: "Tensor", held: Held, checksums: "Tensor | None" = None) -> "Tensor":
         """Tags that travel beside pages, int64 [N, 4]; who sends names what it holds, and what the content sums to."""
 
+    def lift(self, pages: "Tensor") -> "Tensor":
+        """What a transfer reads beside the pages, when it reads them: the tags that lie there, whosever they are."""
+
     def land(self, pages: "Tensor", tags: "Tensor") -> None:
-        """What a transfer does that brings tags along with the pages: it overwrites those that lie there."""
+        """What a transfer does that brings tags along with the pages: it overwrites those that lie there.
+
+        Before the content, so that no step reads content of a transfer that was late without finding its tag.
+        """
+
+    def sent(self, pages: "Tensor", held: Held) -> None:
+        """A transfer has read the pages: they must be what was sent until now."""
 
     def arrive(self, pages: "Tensor", rows: "Tensor", indices: "Tensor", checksums: "Tensor | None" = None) -> None:
         """A transfer to a row's pages is said to be complete: what landed must be what the row expects."""
 
-    def store(self, pages: "Tensor", tags: "Tensor", checksums: "Tensor | None" = None) -> Held:
-        """Tags that landed in free pages stay there for no row, as in the host's memory: a node keeps what it is."""
+    def store(self, pages: "Tensor", held: Held, checksums: "Tensor | None" = None) -> Held:
+        """A copy to reserved pages is said to be complete, as in the host's memory; a node keeps what is returned.
+
+        ``held`` is what was sent: what landed must have its owners and indices. It is written no more.
+        """
 
     def spoil(self, pages: "Tensor") -> tuple[str, ...]:
         """Who does not hold them has written to pages: nobody passes by them any more. Returns whose they were.
@@ -147,13 +186,19 @@ class Tracker(Protocol):
         """Check all pages that a batch will read; returns the number of the step."""
 
     def check_writes(self, slots: "Tensor", rows: "Tensor", positions: "Tensor") -> None:
-        """Check where a batch will store its tokens; slots below 0 are padding."""
+        """Check where a batch will store its tokens; slots below 0 are padding.
+
+        The step runs all the same: a page where a token does not belong is spoiled, and fails for all who read it.
+        """
 
     def after_step(self) -> None:
         """Check the same pages as they were at the launch of the oldest step that was not checked behind it yet."""
 
     def verdict(self, step: int) -> Verdict:
         """Of a step whose result is at hand, before its tokens are released."""
+
+    def settle(self) -> Verdict:
+        """Of all since the last step: for a pool that runs none, as the host's memory. Waits for the device."""
 
 
 class NullTracker:
@@ -163,8 +208,11 @@ class NullTracker:
     __slots__ = ()
 
 
-def aborted_requests(violations: Sequence["Violation"], mode: Mode) -> tuple[str, ...]:
-    """Each once, in the order of their lines."""
+def aborted_requests(
+    violations: Sequence["Violation"], mode: Mode, *, lost: int, requests: Iterable[str]
+) -> tuple[str, ...]:
+    """Each once, in the order of their lines; where a line was lost, which may have named any, all ``requests``."""
     if mode is not Mode.ABORT:
         return ()
-    return tuple(dict.fromkeys(one.request for one in violations if one.request is not None))
+    named = [one.request for one in violations if one.request is not None]
+    return tuple(dict.fromkeys(named + (list(requests) if lost else [])))

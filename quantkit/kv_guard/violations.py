@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from quantkit.kv_guard.dispatch import Check, Word
+from quantkit.kv_guard.dispatch import NEVER, SPOILED, UNGRANTED, Check, Word
 from quantkit.kv_guard.seals import FREE_INDEX, INDEX, mark_of, page_of_mark, seal_of
 
 _MOST_PAGES = 1 << 31
@@ -22,9 +22,11 @@ class Fault(StrEnum):
     OTHER_PAGE = "other_page"
     TORN = "torn"
     GRANTED_TWICE = "granted_twice"
+    LANDING = "landing"
     FREED_TWICE = "freed_twice"
     WRITE_TO_SHARED = "write_to_shared"
     WRITE_OUT_OF_PLACE = "write_out_of_place"
+    SPOILED = "spoiled"
     NOT_ARRIVED = "not_arrived"
     CONTENT = "content"
 
@@ -39,9 +41,11 @@ MEANING: Mapping[Fault, str] = {
     Fault.OTHER_PAGE: "the tag is that of another page: a copy, a move or a transfer brought it here",
     Fault.TORN: "the tag agrees with no page: it was overwritten in part",
     Fault.GRANTED_TWICE: "the page was granted while it was held: it stood in the free list twice",
+    Fault.LANDING: "a transfer to a former holder of the page may still write there",
     Fault.FREED_TWICE: "the page was released while it was free",
     Fault.WRITE_TO_SHARED: "a token would be stored in a page that others read",
     Fault.WRITE_OUT_OF_PLACE: "a token would be stored at another offset than that of its position",
+    Fault.SPOILED: "somebody who does not hold the page has written there, or may",
     Fault.NOT_ARRIVED: "the transfer was said to be complete and has not reached the page",
     Fault.CONTENT: "the content has another checksum than it left with",
 }
@@ -126,13 +130,6 @@ def read_line(words: Sequence[int], requests: Mapping[int, str], *, num_pages: i
     )
 
 
-_AT_A_GLANCE = {
-    Check.GRANT: Fault.GRANTED_TWICE,
-    Check.RELEASE: Fault.FREED_TWICE,
-    Check.CONTENT: Fault.CONTENT,
-}
-
-
 def _evidence(words: Sequence[int], check: Check, *, has_row: bool) -> Evidence:
     unsigned = [word & (1 << 64) - 1 for word in words]
     place, index = unsigned[Word.FOUND_PLACE], words[Word.INDEX] if has_row else None
@@ -160,24 +157,45 @@ def _evidence(words: Sequence[int], check: Check, *, has_row: bool) -> Evidence:
 
 def _fault_of(evidence: Evidence, check: Check, page_size: int) -> Fault:
     """The first that explains it; what the seal says comes before what the record says."""
-    if evidence.expected_seal == 0:
+    if evidence.expected_seal in (NEVER, UNGRANTED):
         return Fault.NEVER_GRANTED
-    if evidence.found_seal != evidence.expected_seal:
-        return _difference(evidence, has_travelled=check is Check.ARRIVAL)
-    if check is Check.ARRIVAL:
+    if evidence.found_seal == SPOILED:
+        return Fault.SPOILED
+    is_right = evidence.found_seal == evidence.expected_seal
+    if check is Check.ARRIVAL and (is_right or _is_reserved(evidence)):
         return Fault.NOT_ARRIVED
-    if check is Check.HOLDER:
-        return Fault.FREED
+    if not is_right:
+        return _difference(evidence, has_travelled=check is Check.ARRIVAL)
+    return Fault.FREED if check is Check.HOLDER else _fault_of_write(evidence, page_size)
+
+
+def _fault_of_write(evidence: Evidence, page_size: int) -> Fault:
     assert evidence.slot is not None, evidence
     is_out = evidence.slot % page_size != (evidence.position or 0) % page_size
     return Fault.WRITE_OUT_OF_PLACE if is_out else Fault.WRITE_TO_SHARED
 
 
+_AT_A_GLANCE = {
+    Check.GRANT: Fault.GRANTED_TWICE,
+    Check.RELEASE: Fault.FREED_TWICE,
+    Check.CONTENT: Fault.CONTENT,
+    Check.LANDING: Fault.LANDING,
+}
+
+
+def _seal_of(tag: Tag) -> int:
+    return seal_of(tag.generation, tag.owner, FREE_INDEX if tag.index is None else tag.index)
+
+
+def _is_reserved(evidence: Evidence) -> bool:
+    """A page that was taken for no row has the tag of a free one until something lands."""
+    return evidence.index is None and evidence.found.index is None
+
+
 def _difference(evidence: Evidence, *, has_travelled: bool) -> Fault:
     """Of a page from what was expected there; a tag that travelled is marked with a page of another pool."""
     found, expected = evidence.found, evidence.expected
-    index = FREE_INDEX if found.index is None else found.index
-    mark = evidence.found_seal ^ seal_of(found.generation, found.owner, index)
+    mark = evidence.found_seal ^ _seal_of(found)
     if mark and page_of_mark(mark ^ mark_of(evidence.page)) >= _MOST_PAGES:
         return Fault.TORN
     if mark and not has_travelled:

@@ -28,10 +28,9 @@ from quantkit.module_names import layer_name
 from quantkit.numerics.fp8_error import Fp8Error
 from quantkit.statistics.file import Statistics, open_statistics
 from quantkit.statistics.names import KvPart
-from quantkit.weights.binding import Binding, bind_weights
+from quantkit.weights.binding import Binding, bind_checkpoint
 from quantkit.weights.completeness import text_root
 from quantkit.weights.identity import model_fingerprint
-from quantkit.weights.source_form import source_form
 from quantkit.weights.stored_kv_scales import StoredKvScale, stored_kv_scales
 
 _UNIT = np.ones(1, np.float32)
@@ -109,8 +108,7 @@ def make_kv_scales(checkpoint: Checkpoint, family: Family, request: KvScaleReque
     method = _method(request)
     shape = _shape(checkpoint, family)
     kind = _kind(checkpoint, family, shape, request)
-    form = source_form(checkpoint.quantization)
-    binding = bind_weights(checkpoint.tensors, form, family.fused_experts)
+    binding = bind_checkpoint(checkpoint, family)
     statistics = None if request.statistics is None else open_statistics(request.statistics)
     if statistics is not None:
         statistics.check_model(model_fingerprint(binding, family, checkpoint.config))

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.checkpoint.disk import named_errors, put_in_place
-from quantkit.checkpoint.writer import METADATA, ShardWriter, order_tensors
+from quantkit.checkpoint.disk import named_errors, write_whole
+from quantkit.checkpoint.whole_file import check_new_file, whole_shard
+from quantkit.checkpoint.writer import METADATA
 from quantkit.errors import UsageError
-from quantkit.integrity.manifest import write_json
+from quantkit.integrity.manifest import json_bytes
 from quantkit.kv_scales.make import KvScaleReport, scales_document
 from quantkit.kv_scales.spelling import config_section, scale_tensors, sglang_document
 from quantkit.tensors import F32, TensorSpec
@@ -27,39 +28,27 @@ def sidecar_path(output: Path | None, name: str, report: KvScaleReport, checkpoi
     path = Path(f"{name}-kv-scales{suffix}") if output is None else output
     if path.suffix != suffix:
         raise UsageError(f"-o {path} is not the name of such a file", remedy=f"give a name that ends in {suffix}")
-    if path.exists() or path.is_symlink():
-        raise UsageError("exists already", file=path, remedy="choose another -o, or remove it")
-    if path.resolve().is_relative_to(checkpoint.resolve()):
-        raise UsageError("lies in the checkpoint", file=path, remedy="choose a -o apart from it")
+    check_new_file(path, outside=checkpoint)
     return path
 
 
 def write_sidecar(path: Path, report: KvScaleReport, *, tp: int | None) -> None:
     """Whole or not at all. The same scales give the same bytes."""
-    draft = path.with_name(f"{path.name}.draft")
-    with named_errors(draft):
-        draft.unlink(missing_ok=True)
     layers = [one.scales for one in report.layers]
     if report.kind.spelling == "sglang":
         assert tp is not None
-        with named_errors(draft):
-            write_json(draft, sglang_document(layers, report.kind, tp=tp))
+        with named_errors(path):
+            write_whole(path, json_bytes(sglang_document(layers, report.kind, tp=tp)))
     else:
-        write_tensors(draft, scale_tensors(layers, report.kind), _about(report))
-    with named_errors(path):
-        put_in_place(draft, path)
+        write_tensors(path, scale_tensors(layers, report.kind), _about(report))
 
 
 def write_tensors(path: Path, tensors: Tensors, about: Mapping[str, str]) -> None:
-    """A safetensors file, flushed to the disk."""
+    """A safetensors file, whole or not at all."""
     specs = {name: TensorSpec(F32, array.shape) for name, array in tensors.items()}
-    writer = ShardWriter(path, order_tensors(specs), {**METADATA, **about})
-    try:
+    with whole_shard(path, specs, {**METADATA, **about}) as writer:
         for name in writer.specs:
             writer.write(name, tensors[name])
-        writer.close()
-    finally:
-        writer.abort()
 
 
 def _about(report: KvScaleReport) -> dict[str, str]:

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.engines.kv_scales import KEY_LEAF, STATIC_KV_SCHEME, VALUE_LEAF
-from quantkit.engines.kv_use import Attention, KvScales
-
-HEAD_STRATEGY = "attn_head"
+from quantkit.engines.kv_scales import HEAD_STRATEGY, KEY_LEAF, STATIC_KV_SCHEME, VALUE_LEAF
+from quantkit.engines.kv_use import KvScales
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +39,15 @@ def scale_tensors(layers: Sequence[LayerScales], kind: KvScales) -> dict[str, ND
 
 
 def _leaves(kind: KvScales) -> tuple[str, str]:
-    if kind.spelling == "modelopt":
+    if kind.place == "k_proj":
         return f"k_proj.{KEY_LEAF}", f"v_proj.{VALUE_LEAF}"
-    if kind.attention is not Attention.GROUPED:
-        return f"attn_mqa.{KEY_LEAF}", f"attn_mqa.{VALUE_LEAF}"
-    return KEY_LEAF, VALUE_LEAF
+    prefix = f"{kind.place}." if kind.place else ""
+    return f"{prefix}{KEY_LEAF}", f"{prefix}{VALUE_LEAF}"
 
 
 def config_section(kind: KvScales) -> dict[str, Any]:
     """What the ``quantization_config`` must say beside what it says already."""
-    if kind.spelling == "modelopt":
+    if kind.spelling == "modelopt" and kind.method != "compressed-tensors":  # whose readers want a whole scheme
         # either key is read, by engine and version
         return {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}, "kv_cache_quant_algo": "FP8"}
     strategy = HEAD_STRATEGY if kind.scope == "head" else "tensor"

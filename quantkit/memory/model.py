@@ -22,7 +22,7 @@ from quantkit.memory.tensor_groups import (
     has_counted_as_16_bits,
     is_left_out,
 )
-from quantkit.weights.binding import Binding, bind_weights
+from quantkit.weights.binding import Binding, bind_checkpoint
 from quantkit.weights.completeness import missing_weights, refuse_missing, surplus_weights, text_root
 from quantkit.weights.source_form import SourceForm, source_form
 from quantkit.weights.weight import Weight
@@ -148,7 +148,7 @@ def model_from_checkpoint(name: str, checkpoint: Checkpoint, *, weights_from: st
 
     @cache
     def bound() -> tuple[Binding, tuple[str, ...]]:
-        binding = bind_weights(checkpoint.tensors, form, family.fused_experts)
+        binding = bind_checkpoint(checkpoint, family)
         warnings, missing = missing_weights(family, checkpoint, binding)
         if missing:
             refuse_missing(missing, remedy="plan from its config.json alone, or download the rest")

@@ -26,9 +26,8 @@ from quantkit.plan.relayout import (
 from quantkit.plan.smoothed import mark_smoothed
 from quantkit.recipe import Recipe
 from quantkit.tensors import BF16, TensorSpec
-from quantkit.weights.binding import Binding, bind_weights
+from quantkit.weights.binding import Binding, bind_checkpoint
 from quantkit.weights.completeness import check_complete
-from quantkit.weights.source_form import source_form
 from quantkit.weights.weight import Weight
 
 
@@ -41,8 +40,7 @@ def make_plan(
     allow_incomplete: bool = False,
 ) -> Plan:
     """The complete plan, or a RecipeError or SourceError with the tensor and the remedy."""
-    form = source_form(checkpoint.quantization)
-    binding = bind_weights(checkpoint.tensors, form, family.fused_experts)
+    binding = bind_checkpoint(checkpoint, family)
     drafts = mtp_layers(family, checkpoint.config)
     roles = {name: family.role_of(name) for name in binding.weights}
     warnings, is_incomplete = check_complete(family, checkpoint, binding, allow_incomplete=allow_incomplete)

@@ -9,6 +9,7 @@ from quantkit.engines.parallel import DEFAULT_ENGINE, ENGINES, EngineName, Paral
 from quantkit.errors import UsageError
 from quantkit.memory.gpus import Gpu
 from quantkit.memory.kv_format import KvDtype
+from quantkit.registry import one_of
 
 GPUS_PER_NODE = 8
 PORTS: Mapping[EngineName, int] = {"sglang": 30_000, "vllm": 8_000}  # the engines' own
@@ -54,7 +55,9 @@ class ServeRequest:
 
 
 def check_request(request: ServeRequest) -> None:
-    """Raise UsageError for options that do not go together."""
+    """Raise UsageError for words that are none, and options that do not go together."""
+    one_of("--engine", request.engine, ENGINES)
+    one_of("--backend", request.backend, BACKENDS)
     if request.engine != "sglang":
         for option, value in {
             "--prefill": request.prefill,
@@ -69,10 +72,6 @@ def check_request(request: ServeRequest) -> None:
         raise UsageError("--prefill-tp and --prefill-host are of a prefill pool", remedy="name it with --prefill")
     if request.prefill is None and request.network.ib_device is not None:
         raise UsageError("--ib-device carries KV from prefill to decode", remedy="name a --prefill pool, too")
-    if request.backend not in BACKENDS:
-        raise UsageError(f"--backend {request.backend} is not known", remedy=f"choose {', '.join(BACKENDS)}")
-    if request.engine not in ENGINES:
-        raise UsageError(f"unknown engine {request.engine!r}", remedy=f"known: {', '.join(ENGINES)}")
     if request.backend != BACKENDS[0] and request.parallel.ep not in (1, request.parallel.tp):
         raise UsageError(
             f"--backend {request.backend} deals experts out to all {request.parallel.tp} ranks",

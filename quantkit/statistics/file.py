@@ -8,11 +8,10 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from quantkit.checkpoint.disk import named_errors, put_in_place
 from quantkit.checkpoint.header import StoredTensor, read_header
 from quantkit.checkpoint.reader import read_tensor
-from quantkit.checkpoint.writer import ShardWriter, order_tensors
-from quantkit.errors import SourceError, UsageError
+from quantkit.checkpoint.whole_file import check_new_file, whole_shard
+from quantkit.errors import SourceError
 from quantkit.tensors import F32, I64, TensorSpec
 
 Array = NDArray[np.float32 | np.int64]
@@ -106,18 +105,8 @@ def _write(
     model: str,
     about: Mapping[str, str],
 ) -> None:
-    if path.exists():
-        raise UsageError("exists already", file=path, remedy="choose another -o, or remove it")
-    draft = path.with_name(path.name + ".draft")
+    check_new_file(path)
     metadata = {"format": "pt", _VERSION_KEY: VERSION, _MODEL_KEY: model, **about}
-    with named_errors(draft):
-        draft.unlink(missing_ok=True)
-    writer = ShardWriter(draft, order_tensors(specs), metadata)
-    try:
+    with whole_shard(path, specs, metadata) as writer:
         for name in writer.specs:
             writer.write(name, read(name))
-        writer.close()
-    finally:
-        writer.abort()
-    with named_errors(path):
-        put_in_place(draft, path)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 
 from quantkit.checkpoint.file_names import CONFIG_NAME
 from quantkit.errors import SourceError, first_line
@@ -20,6 +21,10 @@ _CLASSES: Mapping[str, str] = {
     "qwen3": "Qwen3",
     "qwen3_moe": "Qwen3Moe",
 }
+# what transformers' own classes raise of a config that cannot be: by what is caught, nothing of ours is called
+CONFIG_ERRORS = (StrictDataclassError, ValueError, TypeError, KeyError)
+MODEL_ERRORS = (ValueError, TypeError, KeyError, IndexError, ZeroDivisionError, RuntimeError)
+_NEWER = "install the transformers release that knows it"
 _NOT_OF_THE_MODEL = ("quantization_config", "compression_config", "auto_map", "model_type", "dtype", "torch_dtype")
 
 
@@ -37,17 +42,32 @@ def build_skeleton(text_config: Mapping[str, Any]) -> Any:
         )
     stem = _CLASSES[model_type]
     options = {key: value for key, value in text_config.items() if key not in _NOT_OF_THE_MODEL}
+    config_class, model_class = (_class_of(f"{stem}{kind}") for kind in ("Config", "ForCausalLM"))
     try:
-        config = getattr(transformers, f"{stem}Config")(**options)
-        config._attn_implementation = "sdpa"
+        config = config_class(**options)
+    except CONFIG_ERRORS as error:
+        raise _refused(stem, error) from error
+    config._attn_implementation = "sdpa"
+    try:
         with torch.device("meta"):
-            model = getattr(transformers, f"{stem}ForCausalLM")(config)
-        # its frequencies are computed, not loaded
-        model.model.rotary_emb = type(model.model.rotary_emb)(config=config)
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, ZeroDivisionError, RuntimeError) as error:
-        raise SourceError(
-            f"transformers cannot build {stem} from it ({first_line(error)})",
-            file=CONFIG_NAME,
-            remedy="download config.json again, or install the transformers release that knows it",
-        ) from error
+            model = model_class(config)
+    except MODEL_ERRORS as error:
+        raise _refused(stem, error) from error
+    # its frequencies are computed, not loaded
+    model.model.rotary_emb = type(model.model.rotary_emb)(config=config)
     return model.eval()
+
+
+def _class_of(name: str) -> Any:
+    found = getattr(transformers, name, None)
+    if found is None:
+        raise SourceError(f"this release of transformers has no {name}", file=CONFIG_NAME, remedy=_NEWER)
+    return found
+
+
+def _refused(stem: str, error: Exception) -> SourceError:
+    return SourceError(
+        f"transformers cannot build {stem} from it ({first_line(error)})",
+        file=CONFIG_NAME,
+        remedy=f"download config.json again, or {_NEWER}",
+    )

@@ -24,9 +24,14 @@ def decode_weight(weight: Weight) -> Tensor:
     return decode_rows(weight, 0, weight.num_rows).reshape(weight.shape)
 
 
+def is_known(weight: Weight) -> bool:
+    """Whether its form is decoded."""
+    return not isinstance(weight.codec, Opaque) or isinstance(weight.codec, NativeInt4)
+
+
 def check_known(weight: Weight) -> None:
     """Raise SourceError for a form that is not decoded."""
-    if isinstance(weight.codec, Opaque) and not isinstance(weight.codec, NativeInt4):
+    if not is_known(weight):
         weight.fail(f"is {weight.stored.spec}, not a weight", remedy="this form of checkpoint is unknown")
 
 

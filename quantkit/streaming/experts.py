@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from quantkit.streaming.ahead import ahead
 from quantkit.streaming.decode import decode_weight
+from quantkit.streaming.devices import named_memory_errors
 from quantkit.streaming.observer import Observer
 from quantkit.streaming.own_errors import OwnErrors
 from quantkit.weights.weight import Weight
@@ -96,7 +97,8 @@ class ExpertWeights:
     ) -> None:
         """Add the answers of all experts to ``into_TC``, expert by expert in order.
 
-        ``visit`` sees every expert before it is used, also one that no token chose.
+        ``visit`` sees every expert before it is used, also one that no token chose. Raises ResourceError where memory
+        ends, with the expert.
         """
         chosen_TK = routing.chosen_TK
         hit = torch.bincount(chosen_TK.reshape(-1), minlength=len(self.weights)).tolist()
@@ -113,13 +115,18 @@ class ExpertWeights:
                 rows_T=rows_T,
                 factors_T=routing.factors_TK[rows_T, places_T],
             )
-            if visit is not None:
-                visit(one)
-            _add_answers(one, into_TC, observer)
+            with named_memory_errors(self._name_of(number)):
+                if visit is not None:
+                    visit(one)
+                _add_answers(one, into_TC, observer)
             del one, weights  # before the one after the next is loaded
 
     def _load(self, number: int, device: torch.device, dtype: torch.dtype) -> tuple[int, dict[str, Tensor]]:
-        return number, {part: decode_weight(one).to(device, dtype) for part, one in self.weights[number].items()}
+        with named_memory_errors(self._name_of(number)):
+            return number, {part: decode_weight(one).to(device, dtype) for part, one in self.weights[number].items()}
+
+    def _name_of(self, number: int) -> str:
+        return f"{self.name}.{number}"
 
 
 def _add_answers(one: ExpertVisit, into_TC: Tensor, observer: Observer | None) -> None:

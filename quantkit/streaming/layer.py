@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from quantkit.errors import SourceError, first_line
 from quantkit.statistics.names import KvPart
+from quantkit.streaming.devices import is_out_of_memory, named_memory_errors
 from quantkit.streaming.experts import ExpertWeights, Recorder, Routing, Visit
 from quantkit.streaming.observer import Observer
 from quantkit.streaming.own_errors import OwnErrors
@@ -38,8 +39,13 @@ class StreamedLayer:
     def run(self, states: States, *, observer: Observer | None = None, visit: Visit | None = None) -> Tensor | None:
         """Take all sequences through this layer; returns what the routed experts added [T, H], until the next layer.
 
-        Raises SourceError where a hidden state is not finite, with its sequence and token.
+        Raises SourceError where a hidden state is not finite, with its sequence and token; ResourceError where memory
+        ends.
         """
+        with named_memory_errors(self.name):
+            return self._run(states, observer, visit)
+
+    def _run(self, states: States, observer: Observer | None, visit: Visit | None) -> Tensor | None:
         self.attend(states, observer=observer)
         answers_TH = None
         if self.experts is not None:
@@ -61,10 +67,12 @@ class StreamedLayer:
     def attend(self, states: States, *, observer: Observer | None = None) -> None:
         """All of the layer but its routed experts, whose input is kept; the states stay where they are.
 
-        Raises SourceError where transformers' layer cannot be run; errors of the observer come as they are.
+        Raises SourceError where transformers' layer cannot be run, ResourceError where memory ends; other errors of the
+        observer come as they are.
         """
         own = OwnErrors()
         with ExitStack() as stack:
+            stack.enter_context(named_memory_errors(self.name))
             recorder = stack.enter_context(self._recorded(states, own)) if self.experts is not None else None
             watched = None if observer is None else _Watched(observer, own)
             if watched is not None:
@@ -85,12 +93,12 @@ class StreamedLayer:
         try:
             answer = self.module(hidden, **options)
         except (RuntimeError, ValueError, IndexError) as error:
-            if error in own:
+            if error in own or is_out_of_memory(error):
                 raise
             raise SourceError(
                 f"transformers cannot run it ({first_line(error)})",
                 tensor=self.name,
-                remedy="config.json does not fit the weights, or memory is short: run fewer tokens at a time",
+                remedy="config.json does not fit the weights: download both again",
             ) from error
         if isinstance(answer, tuple):
             answer, carry = answer

@@ -17,13 +17,13 @@ from quantkit.module_names import layer_name, layer_of
 from quantkit.streaming.ahead import ahead
 from quantkit.streaming.architectures import build_skeleton
 from quantkit.streaming.decode import check_known, decode_rows, decode_weight
+from quantkit.streaming.devices import named_memory_errors
 from quantkit.streaming.experts import ExpertWeights
 from quantkit.streaming.layer import StreamedLayer
 from quantkit.streaming.states import States, open_states
 from quantkit.streaming.tokens import Tokens
-from quantkit.weights.binding import Binding, bind_weights
+from quantkit.weights.binding import Binding, bind_checkpoint
 from quantkit.weights.completeness import text_root
-from quantkit.weights.source_form import source_form
 from quantkit.weights.weight import Weight
 
 _EMBEDDED_TOKENS = 1 << 13  # at a time: 200 MB where a token has 6,144 channels
@@ -98,10 +98,14 @@ class StreamedModel:
         return torch.cat(rows).to(self.dtype)[places_T]
 
     def layer(self, index: int) -> StreamedLayer:
-        """Load one layer without its experts, which is alive as long as the caller holds it. Any thread may do it."""
+        """Load one layer without its experts, which is alive as long as the caller holds it. Any thread may do it.
+
+        Raises ResourceError where memory ends, as all that loads here.
+        """
         name, module, weights = self._bound(index)
         for inner, weight in weights.items():
-            _fill(module, inner, decode_weight(weight).to(self.device, self._dtype_of(inner)))
+            with named_memory_errors(weight.name):
+                _fill(module, inner, decode_weight(weight).to(self.device, self._dtype_of(inner)))
         return StreamedLayer(
             index=index,
             name=name,
@@ -120,8 +124,8 @@ class StreamedModel:
         """[T, H] what the head takes."""
         norm = self.skeleton.model.norm
         weight = self._weight(self._norm_name, norm.weight.shape)
-        _fill(norm, "weight", decode_weight(weight).to(self.device, self.dtype))
-        with torch.no_grad():
+        with torch.no_grad(), named_memory_errors(weight.name):
+            _fill(norm, "weight", decode_weight(weight).to(self.device, self.dtype))
             answer: Tensor = norm(hidden_TH.to(self.device))
         return answer
 
@@ -129,8 +133,10 @@ class StreamedModel:
         """First row and rows of the head [rows, H], a block at a time."""
         weight = self.head_weight
         for first in range(0, weight.num_rows, HEAD_ROWS):
-            block = decode_rows(weight, first, min(first + HEAD_ROWS, weight.num_rows))
-            yield first, block.to(self.device, self.dtype)
+            with named_memory_errors(weight.name):
+                block = decode_rows(weight, first, min(first + HEAD_ROWS, weight.num_rows))
+                block = block.to(self.device, self.dtype)
+            yield first, block
 
     @property
     def embedding_weight(self) -> Weight:
@@ -152,9 +158,10 @@ class StreamedModel:
     def logits(self, hidden_TH: Tensor) -> Tensor:
         """float32 [T, V] of the states behind the last layer."""
         normed_TH = self.normed(hidden_TH)
-        logits_TV = torch.empty(len(hidden_TH), self.vocabulary)
-        for first, block in self.head_blocks():
-            logits_TV[:, first : first + len(block)] = F.linear(normed_TH, block)
+        with named_memory_errors(self.head_weight.name):
+            logits_TV = torch.empty(len(hidden_TH), self.vocabulary)
+            for first, block in self.head_blocks():
+                logits_TV[:, first : first + len(block)] = F.linear(normed_TH, block)
         return logits_TV
 
     def _bound(self, index: int) -> tuple[str, nn.Module, dict[str, Weight]]:
@@ -230,11 +237,10 @@ def open_model(
     checkpoint: Checkpoint, family: Family, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> StreamedModel:
     """A model to be run layer by layer. Raises SourceError for architectures that are not supported."""
-    form = source_form(checkpoint.quantization)
     return StreamedModel(
         checkpoint=checkpoint,
         family=family,
-        binding=bind_weights(checkpoint.tensors, form, family.fused_experts),
+        binding=bind_checkpoint(checkpoint, family),
         skeleton=build_skeleton(family.text_config(checkpoint.config)),
         device=torch.device(device),
         dtype=dtype,
@@ -246,9 +252,10 @@ def begin_states(model: StreamedModel, tokens: Tokens, *, directory: Path | None
     num_sequences, length = tokens.ids_NS.shape
     states = open_states(num_sequences, length, model.hidden_size, dtype=model.dtype, directory=directory, layer=layer)
     if not layer:
-        for first, last in states.batches(_EMBEDDED_TOKENS):
-            ids_T = tokens.ids[first:last].reshape(-1)
-            states.rows(states.hidden, first, last)[:] = model.embed(ids_T).view(last - first, length, -1)
+        with named_memory_errors(model.embedding_weight.name):
+            for first, last in states.batches(_EMBEDDED_TOKENS):
+                ids_T = tokens.ids[first:last].reshape(-1)
+                states.rows(states.hidden, first, last)[:] = model.embed(ids_T).view(last - first, length, -1)
     return states
 
 

@@ -67,7 +67,7 @@ def tokenize(path: Path, model: Path, *, vocabulary: int, length: int, sequences
     """
     if length < LEAST_LENGTH:
         raise UsageError(f"--length {length} is too short", remedy=f"give at least {LEAST_LENGTH}")
-    ids = np.asarray(_encode(_read_text(path), model), dtype=np.int64)
+    ids = np.asarray(_encode(read_text(path), model), dtype=np.int64)
     num_windows = len(ids) // length
     if sequences is not None:
         num_windows = min(num_windows, sequences)
@@ -78,7 +78,8 @@ def tokenize(path: Path, model: Path, *, vocabulary: int, length: int, sequences
     return _checked(ids[: num_windows * length].reshape(num_windows, length), path, vocabulary)
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Raises SourceError for a file that cannot be read, or is no UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -1,6 +1,6 @@
 """Rows of stored source parts -> words and values; the one place that chooses what computes them."""
 
-from quantkit.transcode.devices import ALL_GPUS, CPU, ON_GPU, ChooseKernels, choose_kernels, device_names
+from quantkit.transcode.devices import ALL_GPUS, CPU, ON_GPU, ChooseKernels, choose_kernels, device_names, first_device
 from quantkit.transcode.given import with_words
 from quantkit.transcode.kernels import COMPOSED, FUSED_CPU, Kernels, Quantized, kernels_for, weighed_rows
 from quantkit.transcode.native import has_row_blocks, read_words
@@ -21,6 +21,7 @@ __all__ = [
     "check_copied",
     "choose_kernels",
     "device_names",
+    "first_device",
     "has_row_blocks",
     "kernels_for",
     "read_rows",

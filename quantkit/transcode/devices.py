@@ -58,6 +58,12 @@ def device_names(device: str) -> tuple[str, ...]:
     return names
 
 
+def first_device(device: str) -> str:
+    """The one that runs a model: ``cpu`` or ``cuda:N``. Raises UsageError for no device."""
+    names = device_names(device)
+    return "cuda:0" if names == (ALL_GPUS,) else next(iter(names), CPU)
+
+
 def choose_kernels(device: str) -> ChooseKernels:
     """``cpu``, ``cuda``, ``cuda:N``, several of these with commas, or ``cuda:all``; for every weight its kernels.
 

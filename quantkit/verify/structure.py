@@ -12,9 +12,8 @@ from quantkit.integrity.manifest import FileRecord
 from quantkit.plan.plan import Plan
 from quantkit.verify.config_contract import check_config
 from quantkit.verify.report import Finding
-from quantkit.weights.binding import bind_weights
+from quantkit.weights.binding import bind_checkpoint
 from quantkit.weights.completeness import check_complete
-from quantkit.weights.source_form import source_form
 from quantkit.weights.stored_kv_scales import stored_kv_scales
 
 
@@ -89,8 +88,7 @@ def check_contract(
 ) -> Iterator[Finding]:
     """Every weight that the family expects is there, the config says of each how it is stored, KV scales are scales."""
     try:
-        form = source_form(checkpoint.quantization)
-        binding = bind_weights(checkpoint.tensors, form, family.fused_experts)
+        binding = bind_checkpoint(checkpoint, family)
         check_complete(family, checkpoint, binding, allow_incomplete=allow_incomplete or is_partial)
         kv_scales = list(stored_kv_scales(checkpoint.tensors))
     except QuantkitError as error:

@@ -10,18 +10,20 @@ from functools import lru_cache
 from typing import NoReturn
 
 from quantkit.checkpoint.header import StoredTensor
+from quantkit.checkpoint.source import Checkpoint
 from quantkit.codecs.codec import Codec
 from quantkit.codecs.float_values import FloatValues
 from quantkit.codecs.fp8_block import Fp8Block
 from quantkit.codecs.opaque import Opaque
 from quantkit.engines.kv_scales import SCALE_LEAVES
 from quantkit.errors import SourceError
+from quantkit.families.family import Family
 from quantkit.layouts import compressed_tensors as ct
 from quantkit.layouts.classic import G_IDX, QZEROS, SCALES
 from quantkit.tensors import BF16, F8_E4M3, F8_E5M2, F8_E8M0, F16, F32, F64, I8, U8, DType
 from quantkit.weights.fused_experts import is_fused_expert, split_fused
 from quantkit.weights.int4_binding import bind_int4
-from quantkit.weights.source_form import SourceForm
+from quantkit.weights.source_form import SourceForm, source_form
 from quantkit.weights.weight import Weight
 
 # suffixes of a weight's multiplier, behind the stem of ``<stem>.weight`` or behind a bare parameter's name
@@ -56,6 +58,11 @@ class Binding:
 
     weights: Mapping[str, Weight]
     dropped: Mapping[str, str]
+
+
+def bind_checkpoint(checkpoint: Checkpoint, family: Family) -> Binding:
+    """Logical weights of a checkpoint, stored as its config says."""
+    return bind_weights(checkpoint.tensors, source_form(checkpoint.quantization), family.fused_experts)
 
 
 def bind_weights(

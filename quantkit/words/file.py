@@ -6,18 +6,20 @@ Suffixes: ``R`` rows, ``C`` columns, ``G`` groups along C, ``W`` packed words.
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from quantkit.checkpoint.disk import named_errors, put_in_place, write_whole
+from quantkit.checkpoint.disk import named_errors, write_whole
 from quantkit.checkpoint.file_names import WORDS_NAME
 from quantkit.checkpoint.header import StoredTensor, encode_header, read_header
 from quantkit.checkpoint.json_files import MOST_INDEX_BYTES, read_json
 from quantkit.checkpoint.reader import hash_file, read_tensor
+from quantkit.checkpoint.whole_file import whole_shard
 from quantkit.checkpoint.writer import METADATA, ShardWriter, order_tensors
 from quantkit.errors import SourceError
 from quantkit.numerics.bfloat16 import to_float32
@@ -28,36 +30,29 @@ PACKED, SCALE = ".packed", ".scale"
 _AGAIN = "remove this directory, then run the same command again: it is made anew"
 
 
+@dataclass(frozen=True, slots=True)
 class WordsWriter:
-    """One file of words. ``shapes``: rows and columns of every module in it. Any thread may add."""
+    """One file of words while it is written. Any thread may add."""
 
-    def __init__(self, path: Path, shapes: Mapping[str, tuple[int, int]], *, group_size: int) -> None:
-        self._path = path
-        draft = path.with_name(path.name + ".draft")
-        with named_errors(draft):
-            draft.unlink(missing_ok=True)
-        self._writer = ShardWriter(draft, _specs(shapes, group_size))
+    _shard: ShardWriter
 
     def add(self, module: str, words: Int4Words) -> None:
         """All rows of a module, once."""
         assert words.zero is None, module
         for suffix, array in ((PACKED, words.packed), (SCALE, words.scale)):
-            assert self._writer.specs[module + suffix].shape == array.shape, (module, array.shape)
-            self._writer.write(module + suffix, array)
+            assert self._shard.specs[module + suffix].shape == array.shape, (module, array.shape)
+            self._shard.write(module + suffix, array)
 
-    def close(self) -> None:
-        """The file is whole, and has its name."""
-        self._writer.close()
-        with named_errors(self._path):
-            put_in_place(self._writer.path, self._path)
 
-    def abort(self) -> None:
-        """Nothing is left of a file that is not whole."""
-        self._writer.abort()
+@contextmanager
+def write_words(path: Path, shapes: Mapping[str, tuple[int, int]], *, group_size: int) -> Iterator[WordsWriter]:
+    """There and whole where the block ends well. ``shapes``: rows and columns of every module in it."""
+    with whole_shard(path, _specs(shapes, group_size)) as shard:
+        yield WordsWriter(shard)
 
 
 def words_bytes(shapes: Mapping[str, tuple[int, int]], *, group_size: int) -> int:
-    """Of the file that ``WordsWriter`` makes of these modules, its header included."""
+    """Of the file that ``write_words`` makes of these modules, its header included."""
     specs = _specs(shapes, group_size)
     return len(encode_header(specs, METADATA)) + sum(spec.num_bytes for spec in specs.values())
 

@@ -7,6 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.checkpoint.hub_server import REPOSITORY, serve
+from tests.cli.inside import run_inside
 from tests.cli.test_commands import document, run
 from tests.kv_scales.helpers import calibrated
 
@@ -92,6 +93,18 @@ def test_a_copy_of_an_output_passes_verify(tiny_checkpoint, tmp_path):
     assert verified.returncode == 0, verified.stderr
     assert run("card", tmp_path / "int4-kv-scales").stdout == (tmp_path / "int4-kv-scales" / "README.md").read_text()
     assert document(run("kv-scales", tmp_path / "int4-kv-scales", "--json"), "kv-scales")["stored_scales"]
+
+
+def test_quiet_leaves_the_progress_out(tiny_checkpoint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run_inside("convert", tiny_checkpoint(model_type="glm4_moe").directory, "-o", "int4", "-q")
+    told = []
+    for options in ([], ["-q"]):
+        capsys.readouterr()
+        run_inside("kv-scales", "int4", "--method", "unit", "--write-to", "checkpoint", "-o", f"o{len(told)}", *options)
+        told.append(["MB/s" in line for line in capsys.readouterr().err.splitlines()])
+    assert any(told[0])
+    assert not any(told[1])
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_what_the_recipes_engine_refuses_is_not_made(tiny_checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--engine", "tgi"), "unknown engine 'tgi'"),
+        (("--engine", "tgi"), "--engine tgi is not known"),
         (("--tp", "8"), "are of an engine"),
         (("--engine", "vllm", "--ep", "8"), "share the GPUs of --tp"),
         (("--engine", "vllm", "--backend", "pigeons"), "--backend pigeons is not known"),

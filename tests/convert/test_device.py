@@ -14,7 +14,7 @@ import torch
 from quantkit.convert.journal import Journal
 from quantkit.errors import ResourceError, UsageError, VerificationError
 from quantkit.plan.resources import GPU_BASE_BYTES, choose_jobs, memory_bytes
-from quantkit.transcode import FUSED_CPU, ON_GPU, choose_kernels
+from quantkit.transcode import FUSED_CPU, ON_GPU, choose_kernels, first_device
 from quantkit.transcode.devices import GpuKernels, Gpus
 from quantkit_kernels import requantize, staging
 from tests.convert.helpers import PROGRAM, convert, directory_bytes
@@ -201,6 +201,11 @@ def test_no_gpu_is_said_so(device, monkeypatch):
     monkeypatch.setattr(staging, "count_gpus", lambda: 0)
     with pytest.raises(UsageError, match="torch sees no GPUs"):
         choose_kernels(device)
+
+
+def test_a_model_runs_on_the_first_device():
+    names = {"cpu": "cpu", "cuda": "cuda:0", "cuda:all": "cuda:0", "cuda:3": "cuda:3", "cuda:2,cuda:1": "cuda:2"}
+    assert {name: first_device(name) for name in names} == names
 
 
 def test_devices_are_those_named(monkeypatch):

@@ -17,7 +17,7 @@ from quantkit.recipe import override
 from quantkit.sources import resolve_source
 from quantkit.transcode import search_values
 from quantkit.verify.verify import verify_output
-from quantkit.words import WordsWriter, finish_words, open_words
+from quantkit.words import finish_words, open_words, write_words
 from tests.convert.helpers import convert as convert_alone
 from tests.convert.helpers import directory_bytes, load_output
 
@@ -40,12 +40,12 @@ def written(directory, plan, values, *, searched=()):
     """Words of these float32 weights by the search, one code of each changed where it does little."""
     document = {"method": plan.recipe.method, "by": "quantkit", "parameters": {"scales": "search"}}
     directory.mkdir()
-    writer = WordsWriter(directory / "all.safetensors", {m: w.shape for m, w in values.items()}, group_size=GROUP)
-    for module, weight_RC in values.items():
-        codes_RC, scale_RG = search_values(weight_RC, group_size=GROUP, signed=True, moments_C=None)
-        codes_RC[1, 2] = np.clip(codes_RC[1, 2] + 1, -8, 6)
-        writer.add(module, Int4Words(pack_int4(codes_RC), scale_RG))
-    writer.close()
+    shapes = {module: weight_RC.shape for module, weight_RC in values.items()}
+    with write_words(directory / "all.safetensors", shapes, group_size=GROUP) as writer:
+        for module, weight_RC in values.items():
+            codes_RC, scale_RG = search_values(weight_RC, group_size=GROUP, signed=True, moments_C=None)
+            codes_RC[1, 2] = np.clip(codes_RC[1, 2] + 1, -8, 6)
+            writer.add(module, Int4Words(pack_int4(codes_RC), scale_RG))
     finish_words(directory, document, searched=searched)
     return open_words(directory)
 

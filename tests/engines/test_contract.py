@@ -377,52 +377,6 @@ def test_every_split(width, size, tp, ep, sglang, vllm):
     assert list(case.found("vllm", tp=tp, ep=ep).values()) == names[vllm], case.messages("vllm", tp=tp, ep=ep)
 
 
-STATIC_KV = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
-
-
-@pytest.mark.parametrize(
-    ("model_type", "leaf", "scheme", "sglang", "vllm"),
-    [
-        ("deepseek_v3", "k_proj.k_scale", STATIC_KV, "trtllm_mla reads", "vLLM drops"),
-        ("deepseek_v3", "attn_mqa.k_scale", STATIC_KV, "trtllm_mla reads", "vLLM drops"),
-        ("deepseek_v3", "k_scale", STATIC_KV, "passes these KV scales over", "vLLM drops"),
-        ("deepseek_v3", "k_proj.k_scale", None, "passes these KV scales over", "vLLM drops"),
-        ("deepseek_v3", "k_proj.k_scale", STATIC_KV | {"dynamic": True}, "passes these", "vLLM drops"),
-        ("glm_moe_dsa", "k_proj.k_scale", STATIC_KV, "never used", "vLLM drops"),
-        ("glm4_moe", "k_scale", STATIC_KV, "passes these KV scales over", ""),
-        ("glm4_moe", "attn.k_scale", STATIC_KV, "passes these KV scales over", ""),
-        ("deepseek_v3", None, STATIC_KV, "no scale is there", "no scale is there"),
-        ("deepseek_v3", None, None, "", ""),
-    ],
-)
-def test_scales_of_a_kv_cache(model_type, leaf, scheme, sglang, vllm):
-    case = Case(model_type, document=only_experts() | {"kv_cache_scheme": scheme})
-    if leaf is not None:
-        case.stored[f"model.layers.1.self_attn.{leaf}"] = TensorSpec(F32, ())
-    for engine, words in (("sglang", sglang), ("vllm", vllm)):
-        report = case.check(engine, flags=(NO_FUSION,))
-        said = [row.example.message for row in report.rows if "KV scales" in row.name]
-        assert [words in message for message in said] == ([True] if words else [])
-        assert report.bad_rows == ()
-
-
-@pytest.mark.parametrize(
-    ("model_type", "leaves", "engine", "outcome"),
-    [
-        ("glm4_moe", ("k_scale", "attn.k_scale"), "vllm", Outcome.UNKNOWN),
-        ("glm4_moe", ("k_scale", "v_scale"), "vllm", None),
-        ("deepseek_v3", ("k_proj.k_scale", "attn_mqa.k_scale"), "sglang", Outcome.UNKNOWN),
-        ("deepseek_v3", ("k_scale", "attn_mqa.k_scale"), "sglang", Outcome.FLAG),  # of which it reads the second
-    ],
-)
-def test_a_scale_of_a_kv_cache_under_two_names(model_type, leaves, engine, outcome):
-    case = Case(model_type, document=only_experts() | {"kv_cache_scheme": STATIC_KV})
-    case.stored |= {f"model.layers.1.self_attn.{leaf}": TensorSpec(F32, ()) for leaf in leaves}
-    found = [row.example for row in case.check(engine, flags=(NO_FUSION,)).rows if "KV scales" in row.name]
-    assert ([one.outcome for one in found] or [None])[-1] is outcome
-    assert all("has two names" in one.message for one in found if one.outcome is Outcome.UNKNOWN)
-
-
 def test_indexers_of_layers_that_reuse_a_choice_end_vllm():
     """A checkpoint may carry them; SGLang passes them over."""
     case = Case(changes={"num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]})

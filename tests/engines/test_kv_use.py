@@ -79,11 +79,12 @@ def test_latent_attention_has_no_use_for_them(family):
         assert found["sglang trtllm"] == "harmful"
 
 
-def test_names_of_modelopt_arrive_where_the_loader_knows_them():
-    assert verdicts("deepseek_v3", "modelopt")[0]["vllm FLASHMLA"] == "used"
-    assert verdicts("deepseek_v3", "modelopt")[0]["vllm CUTLASS_MLA"] == "refused"
-    assert verdicts("deepseek_v3", "modelopt")[0]["sglang flashmla"] == "harmful"
-    assert verdicts("glm4_moe_lite", "modelopt")[0]["sglang flashmla"] == "ignored"
+@pytest.mark.parametrize("method", ["", "compressed-tensors", "modelopt"])
+def test_names_of_modelopt_arrive_where_the_loader_knows_them(method):
+    found, _ = verdicts("deepseek_v3", "modelopt", method=method)
+    assert found["sglang flashmla"] == "harmful"
+    assert found["vllm FLASHMLA"] == "ignored"  # renamed for heads before the loader of latent attention sees them
+    assert verdicts("glm4_moe_lite", "modelopt", method=method)[0]["sglang flashmla"] == "ignored"
 
 
 @pytest.mark.parametrize("family", KINDS)

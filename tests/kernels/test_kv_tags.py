@@ -122,8 +122,13 @@ def test_a_pools_life(device, seed, sizes, paging, num_lines, has_firsts, null_p
 
 
 def stores_of(random, pages, places, page_size):
-    """Slots, rows and positions: most tokens go where their row was granted, some anywhere, some are padding."""
-    chosen = random.integers(0, len(places), 40)
+    """Slots, rows and positions: most tokens go where their row was granted, some anywhere, some are padding.
+
+    Those of the first program go to even pages, others to odd ones: what one program spoils another may see or not.
+    """
+    parity = np.arange(40) >= 32
+    known = pages[: len(places)]
+    chosen = np.array([random.choice(np.flatnonzero(known % 2 == odd)) for odd in parity])
     within = random.integers(0, page_size, 40)
     slots = pages[chosen] * page_size + within
     positions = places[chosen, 1] * page_size + within
@@ -131,4 +136,5 @@ def stores_of(random, pages, places, page_size):
     for one, low, high in ((slots, -3, pages.max() * page_size + 9), (rows, -1, 5), (positions, -3, 99)):
         is_other = random.random(40) < 0.1
         one[is_other] = random.integers(low, high, is_other.sum())
+    slots += ((slots // page_size) % 2 != parity) * page_size
     return slots, rows, positions

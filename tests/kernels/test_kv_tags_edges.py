@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 
 from quantkit_kernels import kv_tags, reference
-from quantkit_kernels.kv_tag_arrays import HELD, Captured, Check, PageTags, Ring, Word
+from quantkit_kernels.kv_tag_arrays import HELD, SPOILED, Captured, Check, PageTags, Ring, Word
 from quantkit_kernels.kv_tag_lines_jit import detail_at, page_of, record_at
-from tests.kernels.kv_tag_pools import Both, new_pool, numbers, seal_of, signed, stored_seal
+from tests.kernels.kv_tag_pools import Both, mix, new_pool, numbers, seal_of, signed, stored_seal
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("quiet_numpy")]
 OPS = ("grant_pages", "release_pages", "check_pages", "check_captured", "check_writes")
@@ -46,6 +46,32 @@ def test_every_row_that_a_page_was_granted_to_is_named_if_there_are_two(module, 
     assert sorted((line[Word.ROW], line[Word.PAGE]) for line in pool.lines) == [(0, 5), (1, 6), (2, 5), (2, 6)]
     for page in (5, 6):
         assert_is_whole(pool, page)
+
+
+@BOTH
+@pytest.mark.parametrize("num_others", [1, 150])
+def test_a_page_is_spoiled_by_a_token_that_does_not_belong_there(num_others, module, device):
+    """Page 5 is row 0's. Row 1 stores there, and row 0 after it: by the same program, and by another."""
+    pool = new_pool(device, num_pages=300, most_pages=200)
+    others = [(page, 1, page - 10) for page in range(10, 10 + num_others)]
+    pool.run(module, "grant_pages", *placed([(5, 0, 0), *others], device), first_generation=9, step=0)
+    slots = [5 * 4 + 1, *(page * 4 + 1 for page, _, _ in others), 5 * 4 + 2]
+    positions = [1, *(index * 4 + 1 for _, _, index in others), 2]
+    rows = [*[1] * (1 + num_others), 0]
+    stores = [numbers(one, device) for one in (slots, rows, positions)]
+    pool.run(module, "check_writes", *stores, page_size=4, step=3)
+    first, *seen_by_others = sorted(pool.lines, key=lambda line: -line[Word.ROW])
+    assert (first[Word.ROW], first[Word.PAGE], first[Word.SLOT]) == (1, 5, 21)
+    assert [(line[Word.ROW], line[Word.FOUND_SEAL]) for line in seen_by_others] in ([], [(0, SPOILED)])
+    assert module is not reference or not seen_by_others
+    assert pool.seals_P[5].item() ^ signed(mix(5 + 0x51ED2705)) == SPOILED
+    assert_is_whole(pool, 10)
+    before = int(pool.count_1)
+    table = numbers([5, 10], device).view(2, 1)
+    pool.run(
+        module, "check_pages", table, numbers([0, 1], device), numbers([4, 4], device), **PAGED | {"most_pages": 1}
+    )
+    assert [(line[Word.ROW], line[Word.FOUND_SEAL]) for line in pool.lines[before:]] == [(0, SPOILED)]
 
 
 @BOTH

@@ -62,6 +62,21 @@ def test_a_page_that_no_row_expects_is_a_leak(pool, tmp_path):
     assert (report.stray, report.is_sound) == ((6, 9), True)
 
 
+def test_states_of_pages_are_told_apart(pool, tmp_path):
+    """Held, shared, a transfer's, reserved for a copy, spoiled: none of them is torn."""
+    tracker = pool.tracker
+    tracker.cache(numbers(3), numbers(0), numbers(0))
+    tracker.announce(numbers(4))
+    tracker.reserve(numbers(12))
+    tracker.spoil(numbers(9))
+    report = check_dump(read_dump(written(pool, tmp_path / "pool.safetensors")))
+    assert (report.num_held, report.num_awaiting, report.num_shared, report.num_free) == (5, 2, 1, 10)
+    assert (report.torn, report.spoiled) == ((), (9,))
+    assert [(one.fault, one.request) for one in report.violations] == [(Fault.SPOILED, "beta")]
+    tracker.tags.states_P[14] = 7
+    assert check_dump(read_dump(written(pool, tmp_path / "other.safetensors"))).torn == (14,)
+
+
 def test_nothing_is_overwritten(pool, tmp_path):
     path = written(pool, tmp_path / "pool.safetensors")
     with pytest.raises(UsageError, match="exists already"):
@@ -80,10 +95,13 @@ def damaged(path, change):
     save_file(tensors, path, metadata=metadata)
 
 
-def _other_size(tensors, metadata):
-    document = json.loads(metadata["pool"])
-    document["size"]["num_pages"] = 17
-    metadata["pool"] = json.dumps(document)
+def with_size(name, value):
+    def change(tensors, metadata):
+        document = json.loads(metadata["pool"])
+        document["size"][name] = value
+        metadata["pool"] = json.dumps(document)
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -98,7 +116,10 @@ def _other_size(tensors, metadata):
         (lambda tensors, metadata: tensors.update(states=tensors["states"].float()), "states is torch.float32"),
         (lambda tensors, metadata: tensors["rows"].fill_(77), "rows or lengths that the pool does not have"),
         (lambda tensors, metadata: tensors["lengths"].fill_(1 << 40), "rows or lengths that the pool does not have"),
-        (_other_size, "seals is torch.int64 (16,), not torch.int64 (17,)"),
+        (with_size("num_pages", 17), "seals is torch.int64 (16,), not torch.int64 (17,)"),
+        (with_size("page_size", 0), "size.page_size is 0"),
+        (with_size("page_size", "4"), "size.page_size is '4'"),
+        (with_size("most_pages", 3), "expected_seals is torch.int64 (4, 4), not torch.int64 (4, 3)"),
     ],
 )
 def test_a_changed_dump_is_refused(change, words, pool, tmp_path):

@@ -172,6 +172,33 @@ def test_a_stolen_page_behind_a_prefix_hit():
     assert verdict.aborted == ("r1",)
 
 
+def test_what_a_row_may_give_back_is_its_own():
+    """Its page under another name, one that was overwritten, none for a page that was freed or that is another's."""
+    pool = Pool()
+    pool.begin(0, range(16), [3, 4, 5, 6])
+    pool.begin(1, range(50, 54), [7])
+    pool.tracker.release(numbers(5))
+    pool.tracker.land(numbers(6), numbers(11, 12, 13, 1).reshape(1, 4))
+    assert pool.tracker.own_pages(0, 0, numbers(7, 4, 5, 6)).tolist() == [3, 4, -1, 6]
+    assert pool.tracker.own_pages(0, 2, numbers(7, 6)).tolist() == [-1, 6]
+    assert pool.tracker.own_pages(2, 0, numbers(3, -5)).tolist() == [-1, -1]
+
+
+def test_a_page_that_was_written_to_by_another_passes_for_nobody():
+    pool = Pool()
+    pool.begin(0, range(8), [3, 4])
+    held = pool.tracker.cache(numbers(3, 4), numbers(0, 0), numbers(0, 1))
+    pool.begin(1, range(90, 94), [5])
+    pool.tracker.open(2, "r2")
+    pool.tracker.share(numbers(2, 2), numbers(0, 1), held)
+    assert pool.tracker.spoil(numbers(4)) == ("r0", "r2")
+    assert pool.tracker.spoil(numbers(4)) == ()
+    assert pool.tracker.own_pages(0, 1, numbers(5)).tolist() == [-1]
+    pool.table[2, :2], pool.lengths[2] = torch.tensor([3, 4]), 8
+    verdict = pool.run(0, 1, 2)
+    assert {(one.request, one.evidence.page) for one in verdict.violations} == {("r0", 4), ("r2", 4)}
+
+
 def test_generations_are_counted_round():
     pool = Pool(first_generation=(1 << 64) - 20)
     for tokens in range(0, 400, 10):

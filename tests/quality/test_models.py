@@ -1,7 +1,6 @@
 """The models to measure on: what the scripts write is what a published checkpoint is, and says what was trained."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -15,17 +14,6 @@ from scripts.quality_figures import Reference, ratio_of
 from scripts.smollm2 import Rescaling
 from tests.convert.helpers import convert, same
 from tests.tiny import quantize_fp8_blocks
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The smallest training: it shows that everything fits, not that anything was learnt."""
-    directory = tmp_path_factory.mktemp("models") / "glm-tiny"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["train", str(directory), "--steps", "2", "--batch", "1", "--threads", "1"])
-        patch.setattr(train_tiny_glm, "NUM_WINDOWS", {"calibration": 2, "evaluation": 2})
-        train_tiny_glm.main()
-    return directory
 
 
 @pytest.mark.slow

@@ -33,6 +33,15 @@ def test_an_existing_file_is_not_written_over(tmp_path):
     assert path.read_bytes() == before
 
 
+def test_a_link_is_not_written_over_wherever_it_leads(tmp_path):
+    path = tmp_path / "stats.safetensors"
+    path.symlink_to(tmp_path / "nowhere.safetensors")
+    with pytest.raises(UsageError, match="exists already"):
+        write_statistics(path, ARRAYS, model="abc", about={})
+    assert path.is_symlink()
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
 @pytest.mark.parametrize("metadata", [None, {"quantkit_statistics": "9"}])
 def test_another_file_is_refused(tmp_path, metadata):
     path = tmp_path / "stats.safetensors"

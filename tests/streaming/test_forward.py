@@ -5,14 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from quantkit.calibrated.compressor import check_architecture
 from quantkit.checkpoint.source import open_checkpoint
 from quantkit.errors import ResourceError, SourceError
 from quantkit.families import family_of
 from quantkit.hidden_states import state_bytes
-from quantkit.streaming import StreamedLayer, open_model, open_states
+from quantkit.streaming import StreamedLayer, architectures, open_model, open_states
 from quantkit.streaming import layer as layer_module
 from quantkit.streaming import model as model_module
 from tests.streaming.models import CLASSES, lively_checkpoint, whole_model
+from tests.tiny import write_checkpoint
 
 IDS = torch.randint(0, 128, (5, 24), generator=torch.Generator().manual_seed(0))
 
@@ -180,11 +182,44 @@ def test_a_weight_of_another_shape_is_named(tmp_path):
         streamed_logits(tmp_path / "source")
 
 
-def test_a_config_that_transformers_refuses_is_the_sources_fault(tmp_path):
-    tiny = lively_checkpoint(tmp_path / "source", "glm4_moe")
-    tiny.config["num_attention_heads"] = 0
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_attention_heads", 0),  # no config of it, or no model: by each kind of error
+        ("rms_norm_eps", "x"),
+        ("rope_scaling", {"type": "yarn"}),
+        ("rope_scaling", {"type": "dynamic", "factor": "x"}),
+        ("hidden_act", "x"),
+        ("num_labels", "x"),
+    ],
+)
+def test_a_config_that_transformers_refuses_is_the_sources_fault(tmp_path, key, value):
+    tiny = write_checkpoint(tmp_path / "source", model_type="glm4_moe")
+    tiny.config[key] = value
     tiny.write_config()
     with pytest.raises(SourceError, match=r"config\.json: transformers cannot build Glm4Moe"):
+        opened(tmp_path / "source")
+    with pytest.raises(SourceError, match=r"source: transformers does not load it"):
+        check_architecture(tmp_path / "source")
+
+
+def test_a_mistake_of_ours_is_no_bad_source(tmp_path, monkeypatch):
+    """A class that has not the parts which are asked of it."""
+    import transformers
+
+    write_checkpoint(tmp_path / "source", model_type="glm4_moe")
+    monkeypatch.setattr(architectures.transformers, "Glm4MoeForCausalLM", lambda _: object())
+    with pytest.raises(AttributeError):
+        opened(tmp_path / "source")
+    monkeypatch.setattr(transformers, "AutoModelForCausalLM", object)
+    with pytest.raises(AttributeError):
+        check_architecture(tmp_path / "source")
+
+
+def test_a_release_without_the_class_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(architectures._CLASSES, "glm4_moe", "Nothing")
+    write_checkpoint(tmp_path / "source", model_type="glm4_moe")
+    with pytest.raises(SourceError, match="this release of transformers has no NothingConfig; install the"):
         opened(tmp_path / "source")
 
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from quantkit.errors import SourceError
 from quantkit.numerics.packing import Int4Words, pack_int4
-from quantkit.words import WordsWriter, finish_words, open_words
+from quantkit.words import finish_words, open_words, write_words
 
 ONE, TWO = "model.layers.3.mlp.experts.0.up_proj", "model.layers.3.mlp.experts.1.up_proj"
 SHAPES = {ONE: (16, 64), TWO: (8, 64)}
@@ -24,14 +24,13 @@ def words_of(seed, num_rows):
 
 def write(directory, *, searched=(), change=None):
     directory.mkdir()
-    writer = WordsWriter(directory / "layer-3.safetensors", SHAPES, group_size=32)
-    for seed, (module, (num_rows, _)) in enumerate(SHAPES.items()):
-        words = words_of(seed, num_rows)
-        if change is not None:
-            words = change(words)
-        writer.add(module, words)
-    assert [path.name for path in directory.glob("*.safetensors")] == []  # not before it is whole
-    writer.close()
+    with write_words(directory / "layer-3.safetensors", SHAPES, group_size=32) as writer:
+        for seed, (module, (num_rows, _)) in enumerate(SHAPES.items()):
+            words = words_of(seed, num_rows)
+            if change is not None:
+                words = change(words)
+            writer.add(module, words)
+        assert [path.name for path in directory.glob("*.safetensors")] == []  # not before it is whole
     finish_words(directory, RUN, searched=searched)
     return open_words(directory)
 
@@ -99,8 +98,11 @@ def test_a_file_more_or_less_is_refused(tmp_path):
         open_words(tmp_path / "words")
 
 
-def test_an_aborted_file_leaves_nothing(tmp_path):
-    writer = WordsWriter(tmp_path / "layer-3.safetensors", SHAPES, group_size=32)
-    writer.add(ONE, words_of(0, 16))
-    writer.abort()
+def test_a_file_that_is_broken_off_leaves_nothing(tmp_path):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        write_words(tmp_path / "layer-3.safetensors", SHAPES, group_size=32) as writer,
+    ):
+        writer.add(ONE, words_of(0, 16))
+        raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []

@@ -26,6 +26,8 @@ from quantkit_kernels.kv_tag_arrays import (
     MARK,
     NEVER,
     SHARED,
+    SPOILED,
+    UNGRANTED,
     Captured,
     Check,
     Expectations,
@@ -144,6 +146,11 @@ def grant_pages(
     expect(expectations, rows[known], indices[known], granted[known], owners[known])
 
 
+def is_nothing(seals: Tensor) -> Tensor:
+    """Whoever expects them was granted nothing."""
+    return (seals == NEVER) | (seals == UNGRANTED)
+
+
 def _is_place(expectations: Expectations, rows: Tensor, indices: Tensor) -> Tensor:
     """Rows and logical pages that expectations have."""
     return _is_in(rows, len(expectations.seals_RL)) & _is_in(indices, expectations.seals_RL.shape[1])
@@ -254,7 +261,7 @@ def _judge(
     rows, pages, seals = (one.expand_as(pages_BL).reshape(-1) for one in (rows_B1, pages_BL, seals_BL))
     indices = torch.arange(pages_BL.shape[1], device=pages.device).repeat(len(pages_BL))
     found = found_words(tags, pages)
-    is_bad = is_read_BL.reshape(-1) & ((found[Word.FOUND_SEAL] != seals) | (seals == NEVER))
+    is_bad = is_read_BL.reshape(-1) & ((found[Word.FOUND_SEAL] != seals) | is_nothing(seals))
     expected = expected_words(expectations, rows, indices, seals)
     append_lines(ring, is_bad, words | expected | found | {Word.SLOT: -1})
 
@@ -289,12 +296,15 @@ def check_writes(
     """Does each token go to its own page, at its own place, and does no other row read there?
 
     ``slots``, ``rows`` and ``positions`` [N] of the tokens that a step stores; below 0 and in ``null_page`` is padding.
+    The step stores them all the same: a page where a token does not belong is spoiled, and fails for all who read it.
     """
     pages, indices = slots // page_size, positions // page_size
     is_stored = (slots >= 0) & (pages != null_page)
     seals, found = _expected(expectations, rows, indices), found_words(tags, pages)
-    is_wrong = (found[Word.FOUND_SEAL] != seals) | (seals == NEVER) | (slots % page_size != positions % page_size)
+    is_wrong = (found[Word.FOUND_SEAL] != seals) | is_nothing(seals) | (slots % page_size != positions % page_size)
     is_wrong |= tags.states_P[torch.where(_is_in(pages, tags.num_pages), pages, 0)] == SHARED
     words = expected_words(expectations, rows, indices, seals) | found
     words |= {Word.STEP: step, Word.CHECK: Check.WRITE, Word.SLOT: slots, Word.DETAIL: positions}
     append_lines(ring, is_stored & is_wrong, words)
+    spoiled = pages[is_stored & is_wrong & _is_in(pages, tags.num_pages)]
+    tags.seals_P.index_put_((spoiled,), mark_of(spoiled) ^ SPOILED)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from quantkit.errors import UsageError
+from quantkit.registry import one_of
 from quantkit.serving.make import ServePlan
 from quantkit.serving.templates.compose import compose_file
 from quantkit.serving.templates.k8s import manifests
@@ -19,8 +19,8 @@ TEMPLATES: Mapping[str, Callable[[ServePlan], str]] = {
 
 def check_template(kind: str | None) -> None:
     """Raise UsageError for one that is not known."""
-    if kind is not None and kind not in TEMPLATES:
-        raise UsageError(f"--template {kind} is not known", remedy=f"choose {', '.join(TEMPLATES)}")
+    if kind is not None:
+        one_of("--template", kind, TEMPLATES)
 
 
 def render_template(kind: str, plan: ServePlan) -> str:

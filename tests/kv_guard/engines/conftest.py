@@ -21,26 +21,34 @@ def engine(monkeypatch):
     return Serving
 
 
-@pytest.fixture
-def serve(engine):
-    """Start a server under a guard: `serve(mode, **sizes)`."""
-    taken = {}
+class Servers:
+    """Start one under a guard: `serve(mode, **sizes)`; `stop` takes its hooks off, for another."""
 
-    def start(mode=Mode.ABORT, **sizes):
+    def __init__(self, engine):
+        self._engine, self._taken = engine, {}
+
+    def __call__(self, mode=Mode.ABORT, **sizes):
         settings = sizes.pop("settings", {})
         guard = register(PluginSettings(mode=mode, **settings))
-        taken.update({target.path: pkgutil.resolve_name(target.path) for target in TARGETS})
+        self._taken = {target.path: pkgutil.resolve_name(target.path) for target in TARGETS}
         srt("plugins.hook_registry").HookRegistry.apply_hooks()
-        serving = engine(**sizes).start()
+        serving = self._engine(**sizes).start()
         serving.guard = guard
         return serving
 
-    yield start
-    srt("plugins.hook_registry").HookRegistry.reset()
-    for path, original in taken.items():
-        owner, _, name = path.rpartition(".")
-        hooked = pkgutil.resolve_name(path)
-        setattr(pkgutil.resolve_name(owner), name, original)
-        for module in list(sys.modules.values()):
-            if isinstance(module, types.ModuleType) and vars(module).get(name) is hooked:
-                setattr(module, name, original)
+    def stop(self):
+        srt("plugins.hook_registry").HookRegistry.reset()
+        for path, original in self._taken.items():
+            owner, _, name = path.rpartition(".")
+            hooked = pkgutil.resolve_name(path)
+            setattr(pkgutil.resolve_name(owner), name, original)
+            for module in list(sys.modules.values()):
+                if isinstance(module, types.ModuleType) and vars(module).get(name) is hooked:
+                    setattr(module, name, original)
+
+
+@pytest.fixture
+def serve(engine):
+    servers = Servers(engine)
+    yield servers
+    servers.stop()

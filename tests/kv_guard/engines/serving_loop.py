@@ -10,80 +10,15 @@ from types import SimpleNamespace
 
 import torch
 
+from tests.kv_guard.engines.serving_parts import UNGUARDED, Batch
 from tests.kv_guard.engines.small_sglang.places import srt
 
 VOCABULARY = 997
-UNGUARDED = {
-    "pp_size": 1,
-    "attn_cp_size": 1,
-    "dcp_size": 1,
-    "tp_size": 1,
-    "dp_size": 1,
-    "enable_kv_cache_sharding": False,
-    "enable_unified_memory": False,
-    "enable_hisparse": False,
-    "enable_hierarchical_cache": False,
-    "enable_unified_cache_external_linker": False,
-    "enable_lmcache": False,
-    "enable_flexkv": False,
-    "radix_cache_backend": None,
-    "enable_streaming_session": False,
-    "enable_encoder_swa_bounded_replay": False,
-    "enable_pdmux": False,
-    "dllm_algorithm": None,
-    "disaggregation_mode": "null",
-    "enable_pd_role_switch": False,
-    "disable_radix_cache": False,
-}
 
 
 def expected(tokens):
     """The token behind these."""
     return sum(token * (place % 31 + 1) for place, token in enumerate(tokens)) % VOCABULARY
-
-
-class Batch:
-    """What the functions ask of a `ScheduleBatch`."""
-
-    return_logprob = return_hidden_states = False
-    hisparse_coordinator = decoding_reqs = prefill_stats = mamba_track_mask_cpu = None
-    has_grammar = False
-    device = "cpu"
-
-    def __init__(self, serving, reqs, mode):
-        self.serving, self.reqs, self.forward_mode = serving, list(reqs), mode
-        self.tree_cache, self.req_to_token_pool = serving.tree, serving.rows
-        self.token_to_kv_pool_allocator = serving.allocator
-        self.model_config = SimpleNamespace(is_encoder_decoder=False)
-        self.spec_algorithm = serving.speculation
-
-    def batch_size(self):
-        return len(self.reqs)
-
-    def is_dllm(self):
-        return False
-
-    def maybe_evict_swa(self):
-        pass
-
-    def rows(self):
-        self.req_pool_indices_cpu = torch.tensor([req.kv.req_pool_idx for req in self.reqs])
-        self.req_pool_indices = self.req_pool_indices_cpu.clone()
-
-    def forward_batch(self):
-        return SimpleNamespace(
-            forward_mode=self.verify_mode or self.forward_mode,
-            batch_size=len(self.reqs),
-            req_pool_indices=self.req_pool_indices,
-            seq_lens=self.seq_lens,
-            out_cache_loc=self.out_cache_loc,
-            positions=self.positions,
-            extend_seq_lens=torch.tensor(self.extend_lens),
-            input_ids=self.input_ids,
-        )
-
-    verify_mode = None
-    extend_lens = prefix_lens = ()
 
 
 class Serving:
@@ -92,17 +27,23 @@ class Serving:
     def __init__(self, *, page_size=4, num_pages=24, num_rows=6, context=64, overlap=False, eagle=False, **options):
         modes = srt("model_executor.forward_batch_info").ForwardMode
         self.modes, self.page_size, self.overlap = modes, page_size, overlap
-        self.rows = srt("mem_cache.memory_pool").ReqToTokenPool(num_rows, context, "cpu", False)
+        self.rows = self.make_rows(num_rows, context, options.get("disaggregation_mode"))
         self.allocator = self.make_allocator(num_pages)
-        self.kv = torch.zeros((num_pages + 1) * page_size, dtype=torch.int64)
+        kind = srt("mem_cache.memory_pool").MLATokenToKVPool
+        self.kv_pool = kind.__new__(kind)  # its buffer is all that is wanted of it
+        self.kv_pool.kv_buffer = [torch.zeros((num_pages + 1) * page_size, 1, dtype=torch.int64)]
+        self.kv_pool.layer_num, self.kv_pool.page_size = 1, page_size
+        self.kv_pool.store_dtype, self.kv_pool.enable_custom_mem_pool = torch.int64, False
+        self.kv_pool.dcp_replicated, self.kv_pool.cpu_offloading_chunk_size = True, 8
+        self.allocator._kvcache = self.kv_pool
+        self.kv = self.kv_pool.kv_buffer[0][:, 0]
         self.speculation = SimpleNamespace(
             name="EAGLE" if eagle else "NONE", is_eagle=lambda: eagle, is_none=lambda: not eagle
         )
         self.options = SimpleNamespace(**(UNGUARDED | options))
         config = SimpleNamespace(is_encoder_decoder=False, hf_config=SimpleNamespace(to_dict=lambda: {"layers": 2}))
-        kv_pool = SimpleNamespace(layer_num=2, store_dtype=torch.uint8)
         self.runner = srt("model_executor.model_runner").ModelRunner(
-            pools=(self.rows, self.allocator, kv_pool),
+            pools=(self.rows, self.allocator, self.kv_pool),
             options=self.options,
             compute=self.compute,
             others=(config, self.speculation),
@@ -117,6 +58,25 @@ class Serving:
         self.processor = self.make_processor()
         self.scheduler = srt("managers.scheduler").Scheduler(self.runner, self.tree, self.processor)
         return self
+
+    def make_rows(self, num_rows, context, mode):
+        if mode == "decode":
+            return srt("disaggregation.decode").DecodeReqToTokenPool(num_rows, context, "cpu", False, 2)
+        return srt("mem_cache.memory_pool").ReqToTokenPool(num_rows, context, "cpu", False)
+
+    def make_queues(self):
+        """Of a decode server: before a transfer, and behind it."""
+        decode = srt("disaggregation.decode")
+        prealloc, transfers = (kind.__new__(kind) for kind in (decode.DecodePreallocQueue, decode.DecodeTransferQueue))
+        for queue in (prealloc, transfers):
+            queue.req_to_token_pool, queue.token_to_kv_pool_allocator = self.rows, self.allocator
+            queue.tree_cache, queue.scheduler = self.tree, self.scheduler
+        return prealloc, transfers
+
+    def commit(self, transfers, req, token):
+        """A transfer is said to be complete, with the token that the other server made."""
+        transfers.metadata_buffers = SimpleNamespace(get_buf=lambda index: ([token],))
+        transfers._commit_transfer_to_req(SimpleNamespace(req=req, metadata_buffer_index=0))
 
     def make_allocator(self, num_pages):
         if self.page_size == 1:
@@ -177,7 +137,7 @@ class Serving:
             answers.append([expected(self.kv[table[row, :end].long()].tolist()) for end in ends])
         return torch.tensor(answers) if ahead else torch.tensor(answers).reshape(-1)
 
-    def prefill(self, *reqs, chunk=None):
+    def prefill(self, *reqs, chunk=None, run=True):
         """Admit, or go on with, requests; returns what `process` takes."""
         for req in reqs:
             is_new = not req.kv.holds_kv
@@ -200,6 +160,18 @@ class Serving:
         batch.input_ids = torch.tensor(
             [r.full_untruncated_fill_ids[p] for r, span in zip(reqs, spans, strict=True) for p in span]
         )
+        return batch, self.scheduler.run_batch(batch) if run else None
+
+    def mix(self, new, *running, chunk=None):
+        """A prompt, or a part of it, and a token for each of those that run, in one batch."""
+        batch, _ = self.prefill(new, chunk=chunk, run=False)
+        tail, _ = self.decode(*running, run=False)
+        for name in ("seq_lens", "seq_lens_cpu", "out_cache_loc", "positions", "input_ids"):
+            setattr(batch, name, torch.cat([getattr(batch, name), getattr(tail, name)]))
+        batch.reqs, batch.decoding_reqs = [*batch.reqs, *tail.reqs], tail.reqs
+        batch.extend_lens = [*batch.extend_lens, *[1] * len(running)]
+        batch.rows()
+        batch.forward_mode = self.modes.MIXED
         return batch, self.scheduler.run_batch(batch)
 
     def decode(self, *reqs, behind=None, run=True):

@@ -28,11 +28,11 @@ def assert_ended(serving, *rids):
     assert serving.num_lost() == 0
 
 
-def two_running(serve, **how):
+def two_running(serve, num_steps=2, **how):
     serving = serve(**how)
-    requests = serving.submit("a", PROMPT, 6), serving.submit("b", OTHER, 6)
-    serving.step(*requests)
-    serving.step(*requests)
+    requests = serving.submit("a", PROMPT, num_steps + 4), serving.submit("b", OTHER, num_steps + 4)
+    for _ in range(num_steps):
+        serving.step(*requests)
     return serving, *requests
 
 
@@ -43,13 +43,33 @@ def row(serving, req):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_row_that_names_anothers_page(serve, overlap):
     """Kind 4. The row is mended before it is given back: the other's page stays the other's."""
-    serving, a, b = two_running(serve, overlap=overlap)
-    row(serving, a)[:4] = row(serving, b)[4:8]
+    serving, a, b = two_running(serve, num_steps=6, overlap=overlap)
+    row(serving, a)[12:16] = row(serving, b)[12:16]  # both full, and neither the cache's
     serving.finish(a, b)
     assert faults(serving) == {Fault.OTHER_OWNER}
     assert_ended(serving, "a")
-    assert len(serving.sent["a"]) == 2
-    assert len(serving.sent["b"]) == 6
+    assert len(serving.sent["a"]) == 6
+    assert len(serving.sent["b"]) == 10
+
+
+def test_a_page_that_is_gone_is_not_given_back(serve):
+    """It was freed under its request: another has it by now, or will."""
+    serving, a, b = two_running(serve, num_steps=6)
+    serving.allocator.free_segment(row(serving, a)[12:16], start_pos=0)
+    serving.finish(a, b)
+    assert_ended(serving, "a")
+    serving.finish(serving.submit("c", [*range(300, 330)]))
+    assert_ended(serving, "a")
+
+
+def test_nothing_of_a_condemned_request_is_cached(serve):
+    serving, a, b = two_running(serve)
+    kept = len(serving.guard.pool.kept)
+    serving.guard.condemned.add("a")
+    srt("mem_cache.common").release_kv_cache(a, serving.tree, checkpoint=True)
+    assert len(serving.guard.pool.kept) == kept
+    serving.finish(b)
+    assert serving.guard.condemned == set()
 
 
 def test_a_row_that_is_shifted_by_a_page(serve):
@@ -150,6 +170,16 @@ def test_a_prompt_in_chunks_is_not_gone_on_with(serve):
     assert serving.sent["long"] == []
 
 
+def test_a_row_that_names_anothers_page_in_a_mixed_batch(serve):
+    serving, a, b = two_running(serve, num_steps=6)
+    row(serving, a)[12:16] = row(serving, b)[12:16]
+    new = serving.submit("new", [1, 2, 3, 4, 5], 3)
+    serving.process(serving.mix(new, a, b))
+    serving.finish(new, b)
+    assert_ended(serving, "a")
+    assert (len(serving.sent["a"]), len(serving.sent["new"])) == (6, 3)
+
+
 def test_a_tag_that_lands_while_a_step_runs(serve):
     """Kinds 1 and 2: a late transfer into a page that was granted anew is seen behind the step that read it."""
     serving, a, b = two_running(serve)
@@ -195,7 +225,7 @@ def test_a_token_beside_its_place(serve):
     batch.out_cache_loc = batch.out_cache_loc + 2
     serving.process((batch, serving.scheduler.run_batch(batch)))
     serving.finish(a)
-    assert faults(serving) == {Fault.WRITE_OUT_OF_PLACE}
+    assert faults(serving) == {Fault.WRITE_OUT_OF_PLACE, Fault.SPOILED}
     assert_ended(serving, "b")
 
 
@@ -205,6 +235,15 @@ def test_a_violation_that_is_lost_ends_the_whole_batch(serve):
     serving.finish(a, b)
     assert ended(serving) == {"a", "b"}
     assert serving.wrong() == []
+
+
+def test_a_row_of_nobody_ends_the_whole_batch(serve):
+    """Kind 4: a step reads a row that no request has, and whose tokens it makes nobody can say."""
+    serving, a, b = two_running(serve)
+    batch, _ = serving.decode(a, b, run=False)
+    batch.req_pool_indices[0] = next(r for r in serving.rows.free_slots if r != 0)
+    serving.process((batch, serving.scheduler.run_batch(batch)))
+    assert_ended(serving, "a", "b")
 
 
 def test_halt_ends_the_server(serve):

@@ -86,6 +86,20 @@ def test_a_prompt_in_chunks(serve):
     assert_clean(serving)
 
 
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_chunk_and_running_requests_in_one_batch(serve, page_size):
+    serving = serve(page_size=page_size, num_pages=80)
+    long, running = serving.submit("long", list(range(40, 64)), 3), serving.submit("a", PROMPT, 9)
+    serving.step(running)
+    for chunk in (8, 12, None):
+        serving.process(serving.mix(long, running, chunk=chunk))
+        if chunk:
+            serving.checkpoint(long)
+    serving.finish(long, running)
+    assert len(serving.sent["a"]) == 9
+    assert_clean(serving)
+
+
 def test_steps_that_overlap(serve):
     """A request ends while the next step still runs it; its pages are freed, and granted anew, meanwhile."""
     serving = serve(overlap=True, num_pages=12)
@@ -93,9 +107,10 @@ def test_steps_that_overlap(serve):
     launched = serving.prefill(first, second)
     behind = serving.decode(first, second, behind=launched)
     serving.process(launched)
+    serving.before_compute.append(lambda: serving.process(behind))
     running = serving.decode(first, second, behind=behind)
-    serving.process(behind)  # the first has ended, and `running` is past it
-    assert first.finished()
+    serving.before_compute.clear()
+    assert first.finished()  # while the step ran, which is past its end
     other = serving.submit("other", [200 + place for place in range(14)])
     launched = serving.prefill(other)
     serving.process(running)
@@ -135,6 +150,17 @@ def test_speculation(serve, page_size):
         while alive := [req for req in requests if not req.finished()]:
             serving.process(serving.speculate(*alive))
     assert requests[0].kv.req_pool_idx is None
+    assert_clean(serving)
+
+
+def test_prefixes_of_pairs_that_differ_behind_their_last_page(serve):
+    """Such caches have a page for each token that follows."""
+    serving = serve(eagle=True, num_pages=60)
+    for rid, prompt in (("a", PROMPT), ("b", [*PROMPT[:4], 99, 98, 97]), ("c", PROMPT)):
+        req = serving.submit(rid, prompt, 3)
+        serving.step(req)
+        while not req.finished():
+            serving.process(serving.speculate(req))
     assert_clean(serving)
 
 

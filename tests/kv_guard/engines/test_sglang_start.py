@@ -1,15 +1,17 @@
 """What the plugin refuses, and how: by name, before a request is served, and never in silence."""
 
-import json
-import subprocess
+import multiprocessing
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from quantkit.kv_guard.engines.sglang.settings import PluginSettings, read_settings
-from quantkit.kv_guard.engines.sglang.targets import check_version
+from quantkit.kv_guard.engines.sglang.aborts import agreed
+from quantkit.kv_guard.engines.sglang.plugin import register
+from quantkit.kv_guard.engines.sglang.settings import PluginSettings
+from quantkit.kv_guard.engines.sglang.supported import OPTIONS
+from quantkit.kv_guard.engines.sglang.targets import TARGETS, Kind, check_version
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 from tests.kv_guard.engines.serving_loop import Serving
 from tests.kv_guard.engines.small_sglang.places import srt
@@ -55,21 +57,42 @@ def test_versions(version, is_known):
             check_version(version)
 
 
-def test_a_hook_that_was_not_applied(engine, serve, monkeypatch):
-    """The registry logs and swallows; the first step does not."""
+def fail_to_apply(monkeypatch, *names):
+    """The registry logs and swallows what goes wrong with a target."""
     registry = srt("plugins.hook_registry").HookRegistry
     apply = registry._apply_target.__func__
 
     def fail(cls, target, hooks):
-        if target.endswith("free_rows"):
+        if target.endswith(names):
             raise RuntimeError("somebody else patched it")
         apply(cls, target, hooks)
 
     monkeypatch.setattr(registry, "_apply_target", classmethod(fail))
+
+
+@pytest.mark.parametrize("name", [target.name for target in TARGETS if target.kind is not Kind.CALLED])
+def test_a_hook_that_was_not_applied(engine, serve, monkeypatch, name):
+    """None is missed in silence, those included by which the guard itself begins."""
+    fail_to_apply(monkeypatch, name)
+    unseen = "the pools were made unseen" if name.endswith("_init_post_memory_pool_components") else "was not hooked"
+    with pytest.raises(KvGuardError, match=unseen):
+        serve()
+
+
+def test_pools_and_cache_that_were_made_unseen(engine, serve, monkeypatch, caplog):
+    fail_to_apply(monkeypatch, "_init_post_memory_pool_components", "build_kv_cache")
     serving = serve()
-    with pytest.raises(KvGuardError, match=r"ReqToTokenPool\.free_rows was not hooked: SGLang's log says why"):
+    with pytest.raises(KvGuardError, match="the pools were made unseen; see in SGLang's log"):
         serving.step(serving.submit("a", PROMPT))
     assert serving.sent["a"] == []
+
+
+def test_a_guard_that_logs_says_that_it_sees_no_pools(engine, serve, monkeypatch, caplog):
+    fail_to_apply(monkeypatch, "_init_post_memory_pool_components")
+    serving = serve(mode=Mode.LOG)
+    serving.finish(serving.submit("a", PROMPT))
+    assert serving.wrong() == []
+    assert "the pools were made unseen" in caplog.text
 
 
 def test_a_function_that_a_module_still_calls_unhooked(engine, serve):
@@ -104,13 +127,48 @@ def test_a_prefix_cache_of_another_class(engine, serve, monkeypatch):
         serve()
 
 
-@pytest.mark.parametrize(
-    "option", [{"enable_hierarchical_cache": True}, {"pp_size": 2}, {"disaggregation_mode": "decode"}]
-)
-def test_options_that_are_not_covered(serve, option):
-    (name,) = option
-    with pytest.raises(KvGuardError, match=f"--{name.replace('_', '-')} is .*, and the guard covers"):
-        serve(**option)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_that_are_not_covered(serve, name):
+    value = "verifier" if isinstance(OPTIONS[name], str) else "flexkv" if OPTIONS[name] is None else 2
+    with pytest.raises(KvGuardError, match=f"--{name.replace('_', '-')} is {value!r}, and the guard covers"):
+        serve(**{name: value})
+
+
+def started_with(monkeypatch, change):
+    """A server whose ``change`` is made before it starts."""
+    start = Serving.start
+
+    def changed(self):
+        change(self)
+        return start(self)
+
+    monkeypatch.setattr(Serving, "start", changed)
+
+
+def test_windows_are_refused_by_their_option(engine, serve, monkeypatch):
+    started_with(monkeypatch, lambda serving: setattr(serving.runner, "is_hybrid_swa", True))
+    with pytest.raises(KvGuardError, match=r"sliding windows .*; serve with --disable-hybrid-swa-memory"):
+        serve()
+
+
+def test_speculation_that_is_not_known(engine, serve, monkeypatch):
+    started_with(monkeypatch, lambda serving: setattr(serving.speculation, "name", "NGRAM"))
+    with pytest.raises(KvGuardError, match="--speculative-algorithm is NGRAM, and the guard covers NONE, EAGLE"):
+        serve()
+
+
+def test_an_encoder(engine, serve, monkeypatch):
+    started_with(monkeypatch, lambda serving: setattr(serving.runner.model_config, "is_encoder_decoder", True))
+    with pytest.raises(KvGuardError, match="encoder has pages of its own"):
+        serve()
+
+
+def test_a_plugin_that_is_loaded_twice(serve):
+    serve()
+    with pytest.raises(KvGuardError, match="loaded in this process already; install the plugin once"):
+        register(PluginSettings(mode=Mode.ABORT))
+    counts = {len(hooks) for hooks in srt("plugins.hook_registry").HookRegistry._hooks.values()}
+    assert counts == {1}
 
 
 def test_a_guard_that_is_attached_twice(serve):
@@ -119,16 +177,18 @@ def test_a_guard_that_is_attached_twice(serve):
         serving.runner._init_post_memory_pool_components()
 
 
-def test_a_pool_that_is_in_use(engine, serve, monkeypatch):
-    start = Serving.start
-
-    def late(self):
-        self.allocator.alloc(8)
-        return start(self)
-
-    monkeypatch.setattr(Serving, "start", late)
+@pytest.mark.parametrize("how", ["null", "decode"])
+def test_a_pool_that_is_in_use(engine, serve, monkeypatch, how):
+    started_with(monkeypatch, lambda serving: serving.allocator.alloc(8))
     with pytest.raises(KvGuardError, match=r"the pool is in use: 8 tokens, 0 rows; attach the guard before"):
-        serve()
+        serve(disaggregation_mode=how)
+
+
+@pytest.mark.parametrize("how", ["null", "decode"])
+def test_rows_that_are_in_use(engine, serve, monkeypatch, how):
+    started_with(monkeypatch, lambda serving: serving.rows.alloc([serving.submit("early", PROMPT)]))
+    with pytest.raises(KvGuardError, match=r"the pool is in use: 0 tokens, 1 rows"):
+        serve(disaggregation_mode=how)
 
 
 def test_a_pool_that_is_given_another_size(serve):
@@ -176,49 +236,22 @@ def test_beams_are_refused_alone(serve):
     assert "not covered by the KV guard" in coordinator.validate_and_init(None, None)
 
 
-def test_settings(tmp_path):
-    assert read_settings({}).mode is Mode.OFF
-    assert read_settings({"QUANTKIT_KV_GUARD": "abort"}) == PluginSettings(mode=Mode.ABORT)
-    path = tmp_path / "guard.json"
-    path.write_text(json.dumps({"mode": "halt", "incidents": "x.jsonl", "ring_lines": 8, "model": None}))
-    settings = read_settings({"QUANTKIT_KV_GUARD": str(path)})
-    assert (settings.mode, settings.incidents.name, settings.ring_lines) == (Mode.HALT, "x.jsonl", 8)
+def _vote(rank, file, flags, answers):
+    group = torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    answers.put((rank, agreed(flags, torch.distributed.group.WORLD)))
+    torch.distributed.destroy_process_group(group)
 
 
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [
-        ({"mode": "stop"}, "mode is 'stop'; choose off, log, abort, halt"),
-        ({}, "mode is None"),
-        ({"mode": "log", "ring": 3}, "unknown key 'ring'"),
-        ({"mode": "log", "ring_lines": True}, "ring_lines is True"),
-        ({"mode": "log", "incidents": 3}, "incidents is 3"),
-        ([], "is no JSON object"),
-        ("{", "cannot be read"),
-    ],
-)
-def test_settings_that_mean_nothing(tmp_path, document, message):
-    path = tmp_path / "guard.json"
-    path.write_text(document if isinstance(document, str) else json.dumps(document))
-    with pytest.raises(KvGuardError, match=message):
-        read_settings({"QUANTKIT_KV_GUARD": str(path)})
-
-
-@pytest.mark.parametrize(("value", "says"), [("", ""), ("off", ""), ("abrot", "'abrot'"), ("abort", "No module named")])
-def test_the_entry_point(value, says):
-    """In a process without SGLang: a refusal ends it; what is off imports nothing."""
-    code = (
-        "import sys; from importlib.metadata import entry_points\n"
-        "from quantkit.kv_guard.engines.sglang.plugin import load; load()\n"
-        "assert 'torch' not in sys.modules or sys.argv[1]"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, value],
-        env={"QUANTKIT_KV_GUARD": value, "PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == (1 if says else 0), done.stderr
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+def test_ranks_end_the_same_requests(tmp_path):
+    """One of them alone has seen a fault."""
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    flags = [[False, True, False], [False, False, False]]
+    ranks = [context.Process(target=_vote, args=(rank, tmp_path / "store", flags[rank], answers)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    said = dict(answers.get(timeout=60) for _ in ranks)
+    for rank in ranks:
+        rank.join()
+    assert said == {0: flags[0], 1: flags[0]}
+    assert agreed([True, False], None) == [True, False]

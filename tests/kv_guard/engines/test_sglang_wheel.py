@@ -10,18 +10,21 @@ import pkgutil
 
 import pytest
 
-from quantkit.kv_guard.engines.sglang.supported import ALLOCATORS, OPTIONS, ROW_POOLS, TREES
+from quantkit.kv_guard.engines.sglang.supported import ALLOCATORS, ROW_POOLS, SENT_POOLS, TREES
 from quantkit.kv_guard.engines.sglang.targets import ROOT, TARGETS, parameters_of
+from tests.kv_guard.engines.serving_parts import UNGUARDED
 from tests.kv_guard.engines.small_sglang import places
 from tests.kv_guard.engines.test_sglang_faults import *  # noqa: F403  the same scenarios
 from tests.kv_guard.engines.test_sglang_hooks import *  # noqa: F403
+from tests.kv_guard.engines.test_sglang_retraction import *  # noqa: F403
+from tests.kv_guard.engines.test_sglang_transfers import *  # noqa: F403
 from tests.kv_guard.engines.wheel import enter, folder
 from tests.kv_guard.engines.wheel_serving import MINIATURE, WheelServing, install
 
-pytestmark = [
-    pytest.mark.skipif(folder() is None, reason="no wheel of SGLang is at hand (QUANTKIT_SGLANG)"),
-    pytest.mark.filterwarnings("ignore"),  # the wheel's
-]
+if folder() is None:
+    pytest.skip("no wheel of SGLang is at hand (QUANTKIT_SGLANG)", allow_module_level=True)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the wheel's
 REAL = (
     "mem_cache.unified_radix_cache",
     "mem_cache.allocation",
@@ -29,6 +32,7 @@ REAL = (
     "managers.utils",
     "speculative.eagle_utils",
     "beam_search.coordinator",
+    "disaggregation.decode",
 )
 
 
@@ -76,7 +80,7 @@ def source_of(path):
     arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
     arguments.kw_defaults = [value and ast.Constant(None) for value in arguments.kw_defaults]
     names = {}
-    exec(compile(ast.Module([found], []), path, "exec"), names)
+    exec(compile(ast.fix_missing_locations(ast.Module([found], [])), path, "exec"), names)
     return names[found.name]
 
 
@@ -103,18 +107,27 @@ def test_the_miniature_has_the_wheels_parameters(monkeypatch):
     assert differ == []
 
 
-@pytest.mark.parametrize("name", [*ALLOCATORS, *ROW_POOLS, *TREES])
+@pytest.mark.parametrize("name", [*ALLOCATORS, *ROW_POOLS, *SENT_POOLS, *TREES])
 def test_a_class_that_is_known_exists(wheel, name):
     assert inspect.isclass(pkgutil.resolve_name(ROOT + name))
 
 
-def test_the_options_exist(wheel):
-    fields = {
-        node.target.id
+def literal(node):
+    """A default that is written out: `= False`, or `msgspec.field(default=...)` left as it is, unknown."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return node
+
+
+def test_the_options_exist_and_a_plain_server_is_covered(wheel):
+    """The value that the guard covers is the one that SGLang has where nobody says another."""
+    defaults = {
+        node.target.id: literal(node.value)
         for file in (wheel / "sglang/srt/arg_groups/fields").glob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.AnnAssign)
+        if isinstance(node, ast.AnnAssign) and node.value is not None
     }
-    assert OPTIONS.keys() <= fields
-    assert {"tp_size", "dp_size"} <= fields
+    assert {name: defaults[name] for name in UNGUARDED} == UNGUARDED
+    assert "disable_hybrid_swa_memory" in defaults  # which a refusal names
     assert all(name not in MINIATURE for name in ALLOCATORS)

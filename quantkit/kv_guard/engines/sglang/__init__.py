@@ -1,1 +1,76 @@
-"""placeholder"""
+"""A plugin for SGLang 0.5.23 that guards its paged KV cache: tags on physical pages, checked around every step.
+
+    QUANTKIT_KV_GUARD=abort sglang serve ...          # or off, log, halt, or the path of a JSON file (settings.py)
+
+SGLang loads it by the entry point `sglang.srt.plugins` in each of its processes; without the variable nothing else is
+imported. What is hooked is compared with SGLang when the plugin is loaded, when the pools are made, and ahead of the
+first step; a target that is missing, differs or is called past its hook ends a server in mode abort or halt, and is
+said in the log in mode log, where the guard is off from then on. Nothing of SGLang is patched but through its
+registry of hooks (targets.py: which, by which parameters, what for), and nothing of it is imported here.
+
+**Which event is which call of the tracker.** A row is one of `req_to_token`, a page is `slot // page_size`.
+
+| SGLang | tracker |
+|---|---|
+| `ReqToTokenPool.alloc`, `free_rows` (a decode server: `DecodeReqToTokenPool.alloc`, `free`) | open, close |
+| `alloc_for_extend`, `alloc_for_decode`, `alloc_for_spec_decode`, `_pre_alloc` | grant of the pages that begin there |
+| `_release_page_ids`, where all ways of freeing a page end (`free` of single slots) | release |
+| `UnifiedRadixCache.insert` within a checkpoint: pages behind what the tree had | cache; the answer is kept |
+| the same: pages that the tree had, which the request reads from then on | share, of what was kept |
+| `alloc_for_extend`, `_pre_alloc` of a request that begins with a cached prefix | share, of what was kept |
+| `_commit_transfer_to_req` | land, arrive (transfers.py) |
+| `backup_kv_cache` of a decode server: a request goes to the host | send, whose tags stay here |
+| `clear` | clear |
+| `ModelRunner.forward` under `Scheduler.run_batch` | the events above, before_step, check_writes; after_step |
+| `Scheduler.process_batch_result` | verdict |
+
+Events wait for the next forward and are carried out on its stream (events.py): no hook waits for the device, and what
+they need of lengths and tokens the host has. `move`, `fork` and `truncate` have no event: a request's pages stay where
+they are, rows are not forked (beams are refused), and speculation gives back what it reserved with the row.
+
+**What is kept of a cached page** lies beside the tree, under the digest of its prefix (kept_pages.py), since the nodes
+of the tree, which is Rust by default, are numbers. A prefix hit expects what was kept when the page was cached,
+whatever lies there by now; a hit that nothing was kept for expects nothing, and is a violation.
+
+**When a fault is seen**, by the kinds of the taxonomy:
+
+| kind | where |
+|---|---|
+| 4 stale or mixed row, 7 stolen, 8 freed while cached or in chunks, 10 shifted | before the step that would read it |
+| 6 freed twice; two owners | as it is freed; as it is granted, and before either's step |
+| 1, 2 a transfer lands in a page of others, or while a step reads it | behind that step, before its tokens are sent |
+| 1 what landed is another's, or has not landed | with the request's first step; the other server's token is sent |
+| 11 a token would go to another's page, or beside its place | before the step; who reads that page is ended, too |
+| 3 window pages; 9 under speculation | models with windows are refused; 9 as 4, 6 and 8 |
+
+In mode abort a request that is found wrong is finished without the token of that step (aborts.py), its row is mended
+before it is given back, and nothing of it enters the cache; the others go on. A violation without a name, and one
+that the ring had no room for, ends the whole batch.
+
+**Ranks.** Each rank of tensor parallelism has tags of its own and may see a fault alone. In mode abort the ranks that
+run one batch (`get_dp_tp_group`) reduce a flag a request by its maximum, on the CPU, before its tokens are processed:
+what one rank found all ranks end, in the same step. A group of one reduces nothing. In mode halt a rank that raises
+ends the server, in mode log none has to agree.
+
+**Disaggregated serving.** Tags are two more buffers behind those of the layers, which Mooncake and NIXL pair by their
+order. Owner and place are compared where they arrive, generations are local. A prefill server whose peer has another
+number of buffers, which does not run the guard, ends the transfer (`get_mla_kv_ptrs_with_pp`); a decode server whose
+peer sends no tags ends every request. Both must be given the same model, or the same `model` in the settings. What a
+retraction takes to the host is checked as it leaves, and lies there without tags.
+
+**Hooked, and tested on the miniature and on the wheel's own classes**: the radix cache in both of its forms,
+retraction and preemption, chunked prefill, prompts and running requests in one batch (--enable-mixed-chunk),
+overlapped steps, EAGLE and MTP, prefill and decode servers.
+
+**Refused at start**, by the name of the server's argument where it has one (supported.py): host tiers
+(--enable-hierarchical-cache, --enable-lmcache, --enable-flexkv, external linkers), sliding windows but with
+--disable-hybrid-swa-memory, other --speculative-algorithm than EAGLE and EAGLE3, --enable-unified-memory,
+--enable-hisparse, --pp-size, --attn-cp-size, --dcp-size, --enable-pdmux, --dllm-algorithm, sessions, --enable-mis,
+--is-embedding, --decoupled-spec-role, encoder-decoder models; of a prefill or decode server also other pools than MLA
+and DSA, other transports, --disaggregation-enable-kv-checksum, --enable-lora, a retraction into the host pool.
+Allocators, pools of rows and prefix caches that are not known, Mamba's and the NPU's among them, are refused by their
+class. Requests for beams are answered with an error.
+
+**Not covered.** A draft model reads the same pages, but only the target's steps are checked, which are those whose
+tokens are sent. A token whose slot is 0 counts as padding. The content of pages is not looked at.
+"""

@@ -17,8 +17,8 @@ from http import HTTPStatus
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from quantkit.kv_guard.engines.sglang.events import wait_for
 from quantkit.kv_guard.engines.sglang.guard import Guard
 from quantkit.kv_guard.engines.sglang.targets import ROOT
 from quantkit.kv_guard.tracker import Mode, Verdict
@@ -76,7 +76,10 @@ class Aborts:
         if not is_ours or req.rid not in self._guard.condemned:
             return original(req, tree_cache, checkpoint=checkpoint)
         self._mend(req)
-        return original(req, tree_cache, checkpoint=False)
+        result = original(req, tree_cache, checkpoint=False)
+        if req.kv.retraction_backup is None:  # else it comes back with what it has read
+            self._guard.condemned.discard(req.rid)
+        return result
 
     def _ends_now(self, req: Any) -> bool:
         if req.rid not in self._guard.condemned or req.finished() or req.is_retracted:
@@ -90,7 +93,7 @@ class Aborts:
             pages = torch.tensor(
                 sorted({one.evidence.page for one in writes}), device=pool.row_pool.req_to_token.device
             )
-            _wait_for(pages)
+            wait_for(pages)
             self._guard.condemned.update(pool.tracker.spoil(pages))
 
     def _mend(self, req: Any) -> None:
@@ -100,19 +103,13 @@ class Aborts:
         first, last = req.kv.cache_protected_len // page_size, -(-req.kv.kv_allocated_len // page_size)
         if first >= last:
             return
-        _wait_for(table)
+        wait_for(table)
         pages = table[row, first * page_size : last * page_size : page_size].long() // page_size
         own = pool.tracker.own_pages(row, first, pages)
         slots = own.clamp(min=0)[:, None] * page_size + torch.arange(page_size, device=table.device)
         places = slots.reshape(-1)[: table.shape[1] - first * page_size]
         table[row, first * page_size : first * page_size + len(places)] = places.to(table.dtype)
         self._guard.has_lost_pages |= bool((own < 0).any())
-
-
-def _wait_for(tensor: Tensor) -> None:
-    """For all streams of its device."""
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
 
 
 def agreed(flags: Sequence[bool], group: Any) -> list[bool]:

@@ -64,7 +64,8 @@ class AllocationHooks:
         result = original(row_pool, reqs)
         if result is not None:
             for req in begin:
-                self._guard.condemned.discard(req.rid)  # of an earlier request, or before it was retracted
+                if req.kv.retraction_backup is None:  # else its pages are filled with what it had
+                    self._guard.condemned.discard(req.rid)  # of an earlier request, or before it was retracted
                 self._guard.pool.open(req.kv.req_pool_idx, req)
         return result
 
@@ -73,6 +74,10 @@ class AllocationHooks:
         if self._guard.guards_rows(row_pool):
             for row in indices:
                 self._guard.pool.close(row)
+
+    def free_row(self, row_pool: Any, req: Any) -> None:
+        """BEFORE free, of a pool that has no free_rows."""
+        self.free_rows(row_pool, [req.kv.req_pool_idx])
 
     def clear_rows(self, _: object, row_pool: Any) -> None:
         """AFTER clear."""
@@ -94,6 +99,18 @@ class AllocationHooks:
             self._lay_out(pages, req, (prefix, prefix + extend), start, req.full_untruncated_fill_ids)
             start += extend
         pool.grant(_one(handed), pages)
+        return result
+
+    def reserve(self, original: Callable[[], Any], req: Any) -> Any:
+        """Around _pre_alloc: the cached part, if any, and pages for a transfer that is yet to come."""
+        with self._noted() as handed:
+            result = original()
+        pool, pages = self._guard.pool, NewPages()
+        if req.prefix_len:
+            self._share(req, req.prefix_len)
+        span = (req.prefix_len, req.kv.kv_allocated_len)
+        self._lay_out(pages, req, span, 0, req.full_untruncated_fill_ids)
+        pool.grant(_one(handed), pages, awaits=True)
         return result
 
     def decode(self, original: Callable[..., Any], batch: Any, token_per_req: int) -> Any:

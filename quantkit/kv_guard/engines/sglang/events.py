@@ -18,6 +18,12 @@ _KEPT_STEPS = (
 )
 
 
+def wait_for(tensor: Tensor) -> None:
+    """For all streams of its device."""
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
+
+
 class Events:
     """Calls that wait for the next forward."""
 

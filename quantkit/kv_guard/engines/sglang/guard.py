@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from quantkit.kv_guard.engines.sglang.metrics_file import MetricsFile
 from quantkit.kv_guard.engines.sglang.pool import GuardedPool
 from quantkit.kv_guard.engines.sglang.settings import PluginSettings
 from quantkit.kv_guard.engines.sglang.supported import (
@@ -19,6 +20,7 @@ from quantkit.kv_guard.engines.sglang.supported import (
     check_class,
     check_model,
     check_options,
+    check_transfers,
     check_unused,
 )
 from quantkit.kv_guard.engines.sglang.targets import ROOT, check_installed
@@ -28,7 +30,7 @@ from quantkit.kv_guard.tracker import KvGuardError
 
 _log = logging.getLogger(__name__)
 _BYTES_A_PLACE = 36  # of a row's logical page: what it expects, and what a launched step captures
-_BYTES_A_PAGE = 36 + 8 + 2 * 25  # tag and state, and what the cache keeps
+_BYTES_A_PAGE = 36 + 8 + 2 * 25 + 32  # tag and state, what the cache keeps, what may come
 
 
 class Guard:
@@ -40,8 +42,10 @@ class Guard:
         self._runner: Any = None
         self._pool: GuardedPool | None = None
         self._is_verified = False
+        self.metrics_file = MetricsFile(None)
         self.condemned: set[str] = set()  # requests by name
         self.has_lost_pages = False  # page 0 stands in what is freed
+        self.has_given_pointers = False  # to a transfer, which goes on using them
         self.group: Any = None  # of the ranks that run the same batches
         self.in_pairs: bool | None = None  # whether the cache finds prefixes by pairs of tokens; None before it exists
 
@@ -58,6 +62,10 @@ class Guard:
     def guards_rows(self, row_pool: Any) -> bool:
         """The same, of rows. A draft model has pages of its own, but neither slots nor rows."""
         return self._pool is not None and self._pool.row_pool is row_pool
+
+    def is_sent(self, kv_pool: Any) -> bool:
+        """Whether these are the pages that a transfer moves together with the guard's tags."""
+        return self._pool is not None and self._runner.token_to_kv_pool is kv_pool and self._mode() != "null"
 
     def runs(self, runner: Any) -> bool:
         """Whether this runs the model whose tokens are released, and not its draft."""
@@ -78,10 +86,12 @@ class Guard:
             if self._runner is not None:
                 raise KvGuardError("the guard is attached to a pool already", remedy="serve one model in a process")
             self._runner = runner
+            check_installed(self._originals)
+            check_options(runner.server_args)  # first what has a name on the command line
+            check_model(runner)
             check_class(runner.token_to_kv_pool_allocator, ALLOCATORS, "allocator")
             check_class(runner.req_to_token_pool, ROW_POOLS, "pool of rows")
-            check_options(runner.server_args)
-            check_model(runner)
+            check_transfers(runner)
             self._make_pool(runner)
         except KvGuardError as error:
             self.refuse(error)
@@ -92,12 +102,15 @@ class Guard:
         if not self.guards(allocator):
             return
         try:
+            if self.has_given_pointers:
+                raise KvGuardError("the pool changed under a transfer", remedy="report how the server was started")
             self._make_pool(self._runner)
         except KvGuardError as error:
             self.refuse(error)
 
     def check_tree(self, tree: Any) -> None:
-        """Refuses a prefix cache that is not known."""
+        """Refuses a prefix cache that is not known, or that comes before the pools were seen."""
+        self._check_attached()
         if not self.guards(tree.token_to_kv_pool_allocator):
             return
         try:
@@ -107,16 +120,26 @@ class Guard:
             self.refuse(error)
 
     def verify(self) -> None:
-        """Before the first step: is every hook in place? Half a guard would raise false alarms."""
+        """Before the first step: is every hook in place? Half a guard raises false alarms, and none is silent.
+
+        Hooks were looked at when the pools were made; a module that was imported since may call past them.
+        """
         if self._is_verified:
             return
         self._is_verified = True
+        self._check_attached()
+        if self._pool is None:
+            return
         try:
             check_installed(self._originals)
             if self.in_pairs is None:
                 raise KvGuardError("the prefix cache was made unseen", remedy="report how the server was started")
         except KvGuardError as error:
             self.refuse(error)
+
+    def _check_attached(self) -> None:
+        if self._runner is None:
+            self.refuse(KvGuardError("the pools were made unseen", remedy="see in SGLang's log why a hook failed"))
 
     def _make_pool(self, runner: Any) -> None:
         allocator, row_pool = runner.token_to_kv_pool_allocator, runner.req_to_token_pool
@@ -133,7 +156,11 @@ class Guard:
             ring_lines=self.settings.ring_lines,
             incidents=of_rank(self.settings.incidents, runner),
         )
-        self._pool = GuardedPool(settings, allocator, row_pool)
+        self.metrics_file = MetricsFile(of_rank(self.settings.metrics, runner))
+        self._pool = GuardedPool(settings, allocator, row_pool, receives=self._mode() == "decode")
+
+    def _mode(self) -> str:
+        return str(self._runner.server_args.disaggregation_mode)
 
     def _check_memory(self, size: PoolSize) -> None:
         num_bytes = size.num_rows * size.most_pages * _BYTES_A_PLACE + size.num_pages * _BYTES_A_PAGE

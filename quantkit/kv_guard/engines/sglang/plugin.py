@@ -46,19 +46,26 @@ def _load(environment: Mapping[str, str]) -> None:
 
 
 def register(settings: "PluginSettings") -> "Guard":
-    """Raises KvGuardError, before any hook is registered, where SGLang is not as it was read."""
+    """Raises KvGuardError, before any hook is registered, where SGLang is not as it was read, or is guarded already."""
     from quantkit.kv_guard.engines.sglang.guard import Guard
     from quantkit.kv_guard.engines.sglang.targets import ROOT, TARGETS, Kind, check_targets, check_version
+    from quantkit.kv_guard.tracker import KvGuardError
 
     check_version(importlib.import_module("sglang.version").__version__)
+    registry = importlib.import_module(ROOT + "plugins.hook_registry")
+    if any(_is_ours(hook) for hooks in registry.HookRegistry._hooks.values() for _, hook, _ in hooks):
+        raise KvGuardError("the guard is loaded in this process already", remedy="install the plugin once")
     guard = Guard(settings, check_targets())
     hooks = _hooks_of(guard)
-    registry = importlib.import_module(ROOT + "plugins.hook_registry")
     for target in TARGETS:
         if target.kind is not Kind.CALLED:
             registry.HookRegistry.register(target.path, hooks(target.hook), registry.HookType(target.kind))
     _log.info("KV guard: mode %s", settings.mode)
     return guard
+
+
+def _is_ours(hook: Callable[..., Any]) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("quantkit.kv_guard.engines.sglang.")
 
 
 def _hooks_of(guard: "Guard") -> Callable[[str], Callable[..., Any]]:
@@ -68,11 +75,13 @@ def _hooks_of(guard: "Guard") -> Callable[[str], Callable[..., Any]]:
     from quantkit.kv_guard.engines.sglang.caching import CachingHooks
     from quantkit.kv_guard.engines.sglang.startup import StartupHooks
     from quantkit.kv_guard.engines.sglang.steps import StepHooks
+    from quantkit.kv_guard.engines.sglang.transfers import TransferHooks
 
-    aborts = Aborts(guard)
+    aborts, slots = Aborts(guard), AllocationHooks(guard)
     groups = {
         "startup": StartupHooks(guard),
-        "slots": AllocationHooks(guard),
+        "slots": slots,
+        "transfers": TransferHooks(guard, slots),
         "caching": CachingHooks(guard),
         "steps": StepHooks(guard, aborts),
         "aborts": aborts,

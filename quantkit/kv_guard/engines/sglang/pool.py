@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantkit.kv_guard import page_events
+from quantkit.kv_guard.dispatch import twins
 from quantkit.kv_guard.engines.sglang.events import Events
+from quantkit.kv_guard.engines.sglang.inbox import Inbox
 from quantkit.kv_guard.engines.sglang.kept_pages import KeptPages
 from quantkit.kv_guard.engines.sglang.prefixes import Prefixes, salt_of
 from quantkit.kv_guard.page_tags import PageTagTracker
@@ -37,7 +40,7 @@ class NewPages:
 class GuardedPool:
     """Of one process: one allocator, one pool of rows, the tree above them."""
 
-    def __init__(self, settings: GuardSettings, allocator: Any, row_pool: Any) -> None:
+    def __init__(self, settings: GuardSettings, allocator: Any, row_pool: Any, *, receives: bool = False) -> None:
         device = row_pool.req_to_token.device
         self.allocator = allocator
         self.row_pool = row_pool
@@ -45,6 +48,7 @@ class GuardedPool:
         self.tracker = PageTagTracker(settings, device)
         self.events = Events(device)
         self.kept = KeptPages(settings.size.num_pages, device)
+        self.inbox = Inbox(settings.size.num_pages, device) if receives else None
         self.prefixes: dict[int, Prefixes] = {}  # by row
 
     def has(self, allocator: Any) -> bool:
@@ -54,7 +58,9 @@ class GuardedPool:
     def open(self, row: int, request: Any) -> None:
         """``request`` is a `Req`."""
         salt = salt_of(request.extra_key, request.cache_salt)
-        self.prefixes[row] = Prefixes(self.tracker.chains, self.page_size, request.rid, salt)
+        # both sides of a transfer know the room, and each has a name of its own for the request
+        name = request.rid if request.bootstrap_room is None else f"room {request.bootstrap_room}"
+        self.prefixes[row] = Prefixes(self.tracker.chains, self.page_size, name, salt)
         self.events.add(self.tracker.open, row, request.rid)
 
     def close(self, row: int) -> None:
@@ -62,10 +68,31 @@ class GuardedPool:
         if self.prefixes.pop(row, None) is not None:
             self.events.add(self.tracker.close, row)
 
-    def grant(self, slots: Tensor, pages: NewPages) -> None:
-        """``slots`` were handed out by the allocator."""
+    def grant(self, slots: Tensor, pages: NewPages, *, awaits: bool = False) -> None:
+        """``slots`` were handed out by the allocator; ``awaits`` a transfer, which may have come already."""
         if pages.places:
-            self.events.add(self._grant, slots, pages)
+            self.events.add(self._grant, slots, pages, awaits)
+
+    def arrive(self, row: int, first: int, slots: Tensor) -> None:
+        """The transfer to pages of a row from ``first`` on is said to be complete; ``slots`` are their first ones."""
+        self.events.add(self._arrive, row, first, slots)
+
+    def fill(self, slots: Tensor) -> None:
+        """What was handed out to await a transfer has been filled without one; ``slots`` are the first ones."""
+        self.events.add(self._fill, slots)
+
+    def holds(self, row: int, slots: Tensor) -> bool:
+        """Whether the first pages of a row, whose first slots these are, are its own; what is not is a violation.
+
+        Waits for the device.
+        """
+        pages = self._pages_of(slots)
+        indices = torch.arange(len(pages), device=slots.device)
+        if self.inbox is not None:
+            self.inbox.take(pages, self.tracker)
+        held = page_events.held_by(self.tracker.expectations, torch.full_like(indices, row), indices)
+        found = self.tracker.send(pages, held)[:, 0] ^ twins.mark_of(pages)
+        return bool((found == twins.seal_of(held.generations, held.owners, held.indices)).all())
 
     def release(self, pages: Tensor) -> None:
         """Pages are free."""
@@ -93,9 +120,28 @@ class GuardedPool:
         self.events.carry_out()
         self.kept.step()
 
-    def _grant(self, slots: Tensor, pages: NewPages) -> None:
-        places, rows, indices, owners = self.events.numbers(pages.places, pages.rows, pages.indices, pages.owners)
-        self.tracker.grant(slots[places].long() // self.page_size, rows, indices, owners)
+    def _grant(self, slots: Tensor, new: NewPages, awaits: bool) -> None:
+        places, rows, indices, owners = self.events.numbers(new.places, new.rows, new.indices, new.owners)
+        pages = slots[places].long() // self.page_size
+        self.tracker.grant(pages, rows, indices, owners)
+        if self.inbox is not None and not awaits:
+            self.inbox.empty(pages)
+
+    def _arrive(self, row: int, first: int, slots: Tensor) -> None:
+        assert self.inbox is not None
+        pages = self._pages_of(slots)
+        indices = torch.arange(first, first + len(pages), device=slots.device)
+        self.inbox.take(pages, self.tracker)
+        self.tracker.arrive(pages, torch.full_like(indices, row), indices)
+
+    def _fill(self, slots: Tensor) -> None:
+        if self.inbox is not None:
+            self.inbox.empty(self._pages_of(slots))
+
+    def _pages_of(self, slots: Tensor) -> Tensor:
+        """Of first slots as a row names them; page 0, which nobody holds, in place of what the pool does not have."""
+        pages = slots.long() // self.page_size
+        return torch.where((pages >= 0) & (pages < self.tracker.tags.num_pages), pages, 0)
 
     def _release(self, pages: Tensor) -> None:
         self.kept.forget(pages)
@@ -104,7 +150,7 @@ class GuardedPool:
     def _take(self, slots: Tensor, row: int, first: int, entries: list[int]) -> None:
         (at,) = self.events.numbers(entries)
         indices = torch.arange(first, first + len(entries), device=slots.device)
-        pages = slots[indices * self.page_size].long() // self.page_size
+        pages = self._pages_of(slots[indices * self.page_size])
         self.kept.put(at, pages, self.tracker.cache(pages, torch.full_like(indices, row), indices))
 
     def _share(self, row: int, places: list[int], entries: list[int]) -> None:

@@ -75,7 +75,16 @@ def _value(name: str, value: object, path: Path) -> Any:
         return value
     if value is not None and not (isinstance(value, str) and value):
         raise KvGuardError(f"{name} is {value!r}", remedy="give a text", file=path)
-    return value if name == "model" or value is None else Path(str(value))
+    if name == "model" or value is None:
+        return value
+    written = Path(str(value))
+    if written.is_dir() or not written.parent.is_dir():
+        raise KvGuardError(
+            f"{name} is {value!r}: no file can be written there",
+            remedy="name a file in a folder that exists",
+            file=path,
+        )
+    return written
 
 
 def _modes() -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quantkit.kv_guard.engines.sglang.aborts import Aborts
 from quantkit.kv_guard.engines.sglang.guard import Guard
-from quantkit.kv_guard.tracker import Step, Verdict
+from quantkit.kv_guard.tracker import KvGuardError, Step, Verdict
 
 _STEPS = "quantkit_kv_steps"  # attribute of a result: the numbers of the steps that it came from
 _log = logging.getLogger(__name__)
@@ -26,9 +26,9 @@ class StepHooks:
 
     def run_batch(self, original: Callable[..., Any], scheduler: Any, batch: Any, *others: Any, **named: Any) -> Any:
         """AROUND run_batch: results are processed a step later, where the scheduler overlaps them."""
+        self._guard.verify()  # which may end the guard
         if not self._guard.guards_rows(batch.req_to_token_pool):
             return original(scheduler, batch, *others, **named)
-        self._guard.verify()  # which may end the guard
         self._guard.has_lost_pages = False
         self._batch, self._steps = batch, []
         try:
@@ -51,6 +51,8 @@ class StepHooks:
             pool.tracker.check_writes(*_writes(forward_batch))
         result = original(runner, forward_batch, *others, **named)
         if is_step:
+            if pool.inbox is not None:
+                pool.inbox.take_late(pool.tracker)
             pool.tracker.after_step()
         return result
 
@@ -58,11 +60,18 @@ class StepHooks:
         """BEFORE process_batch_result. Raises KvGuardError in mode halt, which ends the server."""
         if not self._guard.guards_rows(batch.req_to_token_pool):
             return
+        tracker, found = self._guard.pool.tracker, 0
         for step in getattr(result, _STEPS, ()):
-            verdict = self._guard.pool.tracker.verdict(step)
+            try:
+                verdict = tracker.verdict(step)
+            except KvGuardError:
+                self._guard.metrics_file.write(tracker.metrics, at_once=True)
+                raise
             _report(verdict)
             self._aborts.judge(verdict, batch)
+            found += len(verdict.violations) + verdict.lost
         if hasattr(result, _STEPS):
+            self._guard.metrics_file.write(tracker.metrics, at_once=found > 0)
             self._aborts.end(scheduler, batch)
 
     def _step(self, forward_batch: Any) -> Step:

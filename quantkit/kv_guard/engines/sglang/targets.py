@@ -57,6 +57,7 @@ _PAGED = "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator."
 _TOKEN = "mem_cache.allocator.token.TokenToKVPoolAllocator."
 _ALLOC = "mem_cache.allocation."
 _ROWS = "mem_cache.memory_pool.ReqToTokenPool."
+_DECODE_ROWS = "disaggregation.decode.DecodeReqToTokenPool."
 _TREE = "mem_cache.unified_radix_cache.UnifiedRadixCache."
 _RUNNER = "model_executor.model_runner.ModelRunner."
 _SCHEDULER = "managers.scheduler.Scheduler."
@@ -72,6 +73,7 @@ _SPECULATE = (
     "tree_cache, req_to_token_pool, *, reqs, req_pool_indices, cur_kv_lens, cur_kv_lens_cpu, nxt_kv_lens, "
     "nxt_kv_lens_cpu, num_needed_tokens, batch="
 )
+_BACKUP = "req, tree_cache, req_to_token_pool, token_to_kv_pool_allocator, backend"
 _FORWARD = "self, forward_batch, skip_attn_backend_init=, pp_proxy_tensors=, reinit_attn_backend=, split_forward_count="
 
 TARGETS: tuple[Target, ...] = (
@@ -126,6 +128,54 @@ TARGETS: tuple[Target, ...] = (
         "startup.refuse_beams",
         "beams have rows of no request",
     ),
+    # disaggregated serving
+    _target(
+        Kind.AROUND, _DECODE_ROWS + "alloc", "self, reqs", "slots.alloc_rows", "which requests begin in which rows"
+    ),
+    _target(Kind.BEFORE, _DECODE_ROWS + "free", "self, req", "slots.free_row", "rows that end"),
+    _target(Kind.AFTER, _DECODE_ROWS + "clear", "self", "slots.clear_rows", "every row ends"),
+    _target(
+        Kind.AFTER,
+        "mem_cache.memory_pool.MLATokenToKVPool.get_contiguous_buf_infos",
+        "self",
+        "transfers.buffers",
+        "tags travel beside the pages",
+    ),
+    _target(
+        Kind.BEFORE,
+        "disaggregation.common.conn.CommonKVManager.get_mla_kv_ptrs_with_pp",
+        "self, src_kv_ptrs, dst_kv_ptrs, state_type=",
+        "transfers.paired",
+        "does the other server take tags?",
+    ),
+    _target(
+        Kind.AROUND,
+        "disaggregation.decode.DecodePreallocQueue._pre_alloc",
+        "self, req, prefix_indices=, prefix_len=, total_prefix_len=",
+        "transfers.reserve",
+        "pages that a transfer will fill",
+    ),
+    _target(
+        Kind.AFTER,
+        "disaggregation.decode.DecodeTransferQueue._commit_transfer_to_req",
+        "self, decode_req",
+        "transfers.committed",
+        "a transfer is said to be complete",
+    ),
+    _target(
+        Kind.BEFORE,
+        "mem_cache.common.backup_kv_cache",
+        _BACKUP,
+        "transfers.backed_up",
+        "pages that are read beside a step",
+    ),
+    _target(
+        Kind.AFTER,
+        "mem_cache.common.restore_kv_cache",
+        _BACKUP,
+        "transfers.restored",
+        "pages that no transfer will fill",
+    ),
     # prefixes
     _target(
         Kind.AROUND,
@@ -163,6 +213,7 @@ TARGETS: tuple[Target, ...] = (
     _called(_RESULTS + "_handle_sampling_mask_abort", "self, req", "end a request without its token"),
     _called("managers.schedule_batch.Req.update_finish_state", "self, new_accepted_len=", "end a request"),
     _called("managers.schedule_batch.FINISH_ABORT.__init__", "self, message=, status_code=, err_type=", "say why"),
+    _called("disaggregation.utils._is_fake_transfer", "req", "is nothing sent?"),
     _called("layers.dp_attention.get_dp_tp_group", "", "ranks that run the same batches"),
 )
 

@@ -4,6 +4,6 @@ It is checked against the wheel where that is at hand (test_sglang_wheel.py), wh
 wheel's own allocators, prefix caches and result processing.
 """
 
-from tests.kv_guard.engines.small_sglang import allocation, places, registry, requests, running, slots, tree
+from tests.kv_guard.engines.small_sglang import allocation, places, registry, requests, running, slots, transfers, tree
 
-__all__ = ["allocation", "places", "registry", "requests", "running", "slots", "tree"]
+__all__ = ["allocation", "places", "registry", "requests", "running", "slots", "transfers", "tree"]

@@ -21,6 +21,7 @@ class ReqKvInfo:
     cache_protected_len: int = 0
     kv_committed_len: int = 0
     kv_allocated_len: int = 0
+    retraction_backup: Any = None
 
     @property
     def holds_kv(self):
@@ -32,7 +33,20 @@ class ReqKvInfo:
 
 @at("managers.schedule_batch")
 class Req:
-    def __init__(self, rid, origin_input_text, origin_input_ids, sampling_params, extra_key=None, cache_salt=None):
+    def __init__(
+        self,
+        rid,
+        origin_input_text,
+        origin_input_ids,
+        sampling_params,
+        *,
+        extra_key=None,
+        cache_salt=None,
+        bootstrap_host=None,
+        bootstrap_room=None,
+        **others,
+    ):
+        self.bootstrap_host, self.bootstrap_room = bootstrap_host, bootstrap_room
         self.rid, self.origin_input_ids, self.sampling_params = rid, origin_input_ids, sampling_params
         self.extra_key, self.cache_salt = extra_key, cache_salt
         self.output_ids, self.full_untruncated_fill_ids = array("q"), array("q")
@@ -43,6 +57,10 @@ class Req:
     @property
     def extend_len(self):
         return self.extend_end - self.prefix_len
+
+    @property
+    def seqlen(self):
+        return len(self.origin_input_ids) + len(self.output_ids)
 
     def finished(self):
         return self.finished_reason is not None

@@ -11,11 +11,12 @@ from tests.kv_guard.engines.small_sglang.places import at, srt
 class ForwardMode(IntEnum):
     EXTEND = auto()
     DECODE = auto()
+    MIXED = auto()
     IDLE = auto()
     TARGET_VERIFY = auto()
 
     def is_extend(self):
-        return self in (ForwardMode.EXTEND, ForwardMode.TARGET_VERIFY)
+        return self in (ForwardMode.EXTEND, ForwardMode.MIXED, ForwardMode.TARGET_VERIFY)
 
     def is_decode(self):
         return self is ForwardMode.DECODE
@@ -100,7 +101,7 @@ class SchedulerBatchResultProcessor:
                 req.update_finish_state()
                 if req.finished():
                     common.release_kv_cache(req, self.tree_cache, checkpoint=True)
-                else:
+                elif req not in (batch.decoding_reqs or ()):
                     common.checkpoint_kv_cache(req, self.tree_cache)
         self.token_to_kv_pool_allocator.free_group_end()
         self.output_streamer.stream_output(batch.reqs, False, skipped)

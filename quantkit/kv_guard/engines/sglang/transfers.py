@@ -1,0 +1,96 @@
+"""Disaggregated serving: tags travel beside the pages, as two more buffers of the transfer.
+
+A transfer writes to the decode server's memory whenever it comes; the guard's own events wait for the next forward.
+Were tags sent to where tags lie, a page's grant could overwrite the tag that had already come with its content. So the
+decode server has an inbox for each page. What lies there is taken when the transfer is said to be complete, and is
+compared (`PageTagTracker.arrive`). What comes to a page that a step reads, and that expects no transfer, is put over
+the page's own tag ahead of the check behind that step, which then fails: a late write is seen before the step's tokens
+are sent.
+"""
+
+import importlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from quantkit.kv_guard.engines.sglang.allocation import AllocationHooks
+from quantkit.kv_guard.engines.sglang.events import wait_for
+from quantkit.kv_guard.engines.sglang.guard import Guard
+from quantkit.kv_guard.engines.sglang.inbox import buffers_of
+from quantkit.kv_guard.engines.sglang.targets import ROOT
+from quantkit.kv_guard.tracker import KvGuardError, Mode
+
+_log = logging.getLogger(__name__)
+
+
+class TransferHooks:
+    """Of both sides; which one this is says the server's option."""
+
+    def __init__(self, guard: Guard, slots: AllocationHooks) -> None:
+        self._guard = guard
+        self._slots = slots
+
+    def buffers(self, result: Any, kv_pool: Any) -> Any:
+        """AFTER get_contiguous_buf_infos: pointers, bytes, and bytes a page, of each buffer that is sent."""
+        if not self._guard.is_sent(kv_pool):
+            return None
+        pool = self._guard.pool
+        tags = pool.tracker.tags
+        arrays = (tags.seals_P, tags.records_P3) if pool.inbox is None else pool.inbox.arrays
+        self._guard.has_given_pointers = True
+        return tuple([*theirs, *ours] for theirs, ours in zip(result, buffers_of(arrays), strict=True))
+
+    def paired(self, _: object, ours: Sequence[int], theirs: Sequence[int], state_type: object = None) -> None:
+        """BEFORE get_mla_kv_ptrs_with_pp, where buffers of two servers are paired by their order.
+
+        Raises KvGuardError in every mode where one has more than the other: tags would be written over its pages.
+        """
+        if self._guard.has_given_pointers and state_type is None and len(ours) != len(theirs):
+            raise KvGuardError(
+                f"a transfer of {len(ours)} buffers, two of them tags, to a server that has {len(theirs)}",
+                remedy="run the guard on the prefill and on the decode servers, or on none",
+            )
+
+    def reserve(self, original: Callable[..., Any], queue: Any, req: Any, *given: Any, **named: Any) -> Any:
+        """AROUND _pre_alloc: pages for a prompt that another server computes, behind what the cache has of it."""
+        if not self._guard.guards_rows(queue.req_to_token_pool):
+            return original(queue, req, *given, **named)
+        return self._slots.reserve(lambda: original(queue, req, *given, **named), req)
+
+    def committed(self, _: object, queue: Any, decode_req: Any) -> None:
+        """AFTER _commit_transfer_to_req: the transfer is said to be complete."""
+        req = decode_req.req
+        if not self._guard.guards_rows(queue.tree_cache.req_to_token_pool) or req.finished() or not req.kv.holds_kv:
+            return
+        if importlib.import_module(ROOT + "disaggregation.utils")._is_fake_transfer(req):
+            return  # a warm-up, for which nothing is sent
+        pool = self._guard.pool
+        first, last = req.prefix_len // pool.page_size, -(-req.kv.kv_allocated_len // pool.page_size)
+        slots = pool.row_pool.req_to_token[req.kv.req_pool_idx, first * pool.page_size : last * pool.page_size]
+        pool.arrive(req.kv.req_pool_idx, first, slots[:: pool.page_size].clone())
+
+    def backed_up(self, req: Any, tree_cache: Any, *_: object) -> None:
+        """BEFORE backup_kv_cache, which waits for the device: what a row names comes back as the request's own."""
+        if not self._guard.guards_rows(tree_cache.req_to_token_pool):
+            return
+        pool = self._guard.pool
+        wait_for(pool.row_pool.req_to_token)  # no step runs, so that events can be carried out
+        pool.carry_out()
+        if pool.holds(req.kv.req_pool_idx, self._backed_up_slots(req)):
+            return
+        _log.error("KV guard: request %s was retracted with a page that is not its own", req.rid)
+        if self._guard.settings.mode is Mode.ABORT:
+            self._guard.condemned.add(req.rid)
+
+    def restored(self, _: object, req: Any, tree_cache: Any, *__: object) -> None:
+        """AFTER restore_kv_cache: pages that were reserved as for a transfer, and expect none."""
+        if self._guard.guards_rows(tree_cache.req_to_token_pool):
+            self._guard.pool.fill(self._backed_up_slots(req))
+
+    def _backed_up_slots(self, req: Any) -> Tensor:
+        """The first of each page: all tokens but the last, whose turn it is."""
+        pool = self._guard.pool
+        slots: Tensor = pool.row_pool.req_to_token[req.kv.req_pool_idx, : req.seqlen - 1 : pool.page_size]
+        return slots.clone()

@@ -1,0 +1,1 @@
+"""A serving engine in miniature whose pages are tagged, and faults that try to get past the guard."""

@@ -1,0 +1,1 @@
+"""Faults, each a script of what an engine must not do."""

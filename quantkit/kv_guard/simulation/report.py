@@ -1,0 +1,98 @@
+"""What a self-test found, and when a check sees what."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from quantkit.kv_guard.simulation.faults.kinds import KINDS
+from quantkit.kv_guard.simulation.judge import Injection
+
+MOMENTS: Mapping[str, str] = {
+    "before_step": "before the step",
+    "after_step": "after the step",
+    "write": "on the write side",
+    "grant": "at the grant",
+    "release": "at the release",
+    "landing": "when a page was handed on",
+    "holder": "at the source of a copy",
+    "arrival": "at the arrival of a copy",
+    "content": "by the checksum at arrival",
+}
+"""When a check speaks. All of them are read with the step's result, before its tokens are released."""
+
+
+@dataclass(slots=True, kw_only=True)
+class KindCount:
+    """Of one kind: ``missed`` are those that spoiled a token which was released, or that nothing saw although a step
+    read what they touched; ``harmless`` ones no step ever read."""
+
+    kind: str
+    injected: int = 0
+    caught: int = 0
+    missed: int = 0
+    combined: int = 0  # of those injected, beside another fault
+    harmless: int = 0
+    when: Counter[str] = field(default_factory=Counter)
+
+    def count(self, injection: Injection, *, is_combined: bool) -> None:
+        """Add what became of a fault."""
+        if not injection.is_fired:
+            return
+        if not (injection.seen or injection.leaked or injection.is_felt):
+            self.harmless += 1
+            return
+        self.injected += 1
+        self.combined += is_combined
+        self.caught += injection.is_caught
+        self.missed += not injection.is_caught
+        if injection.seen:
+            self.when[injection.seen[0]] += 1
+
+    @property
+    def seen_first(self) -> str:
+        """By which checks, and how often."""
+        return ", ".join(f"{MOMENTS[check]} {self.when[check]}" for check in MOMENTS if self.when[check])
+
+    def document(self) -> dict[str, object]:
+        """As JSON has it."""
+        return {
+            "kind": self.kind,
+            "name": KINDS[self.kind].name,
+            "injected": self.injected,
+            "caught": self.caught,
+            "missed": self.missed,
+            "combined": self.combined,
+            "harmless": self.harmless,
+            "when": {check: self.when[check] for check in MOMENTS if self.when[check]},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTestReport:
+    """``checks`` are pages that were checked, before and after each step, ``clean_checks`` those of worlds without
+    faults; ``leaks`` are tokens that were made of wrong content and no fault explains."""
+
+    seed: int
+    kinds: tuple[KindCount, ...]
+    checks: int
+    clean_checks: int
+    steps: int
+    false_positives: tuple[str, ...]
+    leaks: tuple[str, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """Everything was caught, and nothing else was said."""
+        return not (any(kind.missed for kind in self.kinds) or self.false_positives or self.leaks)
+
+    def document(self) -> dict[str, object]:
+        """As JSON has it: no time, so that one seed gives one document."""
+        return {
+            "seed": self.seed,
+            "kinds": [kind.document() for kind in self.kinds],
+            "checks": self.checks,
+            "clean_checks": self.clean_checks,
+            "steps": self.steps,
+            "false_positives": len(self.false_positives),
+            "leaks": len(self.leaks),
+        }

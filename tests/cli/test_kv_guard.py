@@ -1,0 +1,103 @@
+"""`quantkit kv-guard` as a user meets it: exit codes, tables, documents, files that are damaged."""
+
+import json
+
+import pytest
+
+from quantkit.kv_guard.dump import Dump, write_dump
+from quantkit.kv_guard.incidents import IncidentFile
+from quantkit.kv_guard.simulation.faults.kinds import KINDS
+from tests.cli.test_commands import document, run
+from tests.kv_guard.pools import IDENTITY, Pool, numbers
+
+QUICK = ("--checks", 2_000, "--faults", 1)
+
+
+@pytest.fixture
+def pool():
+    pool = Pool()
+    pool.begin(0, range(10), [3, 4, 5], request="alpha")
+    return pool
+
+
+def dumped(pool, path):
+    tracker = pool.tracker
+    write_dump(
+        path,
+        Dump(
+            identity=IDENTITY,
+            size=tracker.settings.size,
+            tags=tracker.tags,
+            expectations=tracker.expectations,
+            step=pool.step(0),
+            names={0: "alpha"},
+        ),
+    )
+    return path
+
+
+@pytest.mark.parametrize("content", ["off", "crc32c"])
+def test_the_self_test_counts_what_it_injected(content):
+    result = run("kv-guard", "selftest", *QUICK, "--content", content, "--json")
+    assert (result.returncode, result.stderr.count("Traceback")) == (0, 0), result.stderr
+    made = document(result, "kv-guard")
+    assert (made["status"], made["action"], made["content"], made["false_positives"]) == ("ok", "selftest", content, 0)
+    wanted = [kind for kind in KINDS if content == "crc32c" or kind not in ("13", "bit")]
+    assert [one["kind"] for one in made["kinds"]] == wanted
+    assert all(one["injected"] == one["caught"] >= 1 and one["missed"] == 0 for one in made["kinds"])
+    assert made["checks"] > made["clean_checks"] >= 2_000
+
+
+def test_the_self_test_says_when_each_kind_is_seen():
+    result = run("kv-guard", "selftest", *QUICK, "--seed", "7", "-q")
+    assert (result.returncode, result.stderr) == (0, "")
+    rows = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
+    assert "at the release" in rows["6"]
+    assert "at the source of a copy" in rows["14"]
+    assert result.stdout.rstrip().endswith("passes: 0 missed, 0 false positives")
+
+
+@pytest.mark.parametrize("arguments", [("--checks", "0"), ("--faults", "0"), ("--content", "md5"), ("--seed", "-1")])
+def test_options_that_make_no_sense_are_usage_errors(arguments):
+    result = run("kv-guard", "selftest", *arguments)
+    assert result.returncode == 2
+    assert arguments[0] in result.stderr
+
+
+def test_a_sound_pool_and_one_that_is_not(pool, tmp_path):
+    result = run("kv-guard", "inspect", dumped(pool, tmp_path / "sound.safetensors"), "--json")
+    made = document(result, "kv-guard")
+    assert (result.returncode, made["status"], made["checked"]) == (0, "ok", 3)
+    pool.tracker.release(numbers(4))
+    path = dumped(pool, tmp_path / "wrong.safetensors")
+    result = run("kv-guard", "inspect", path, "--json")
+    made = document(result, "kv-guard")
+    assert (result.returncode, made["status"]) == (4, "failed")
+    assert [(one["fault"], one["request"], one["page"]) for one in made["violations"]] == [("freed", "alpha", 4)]
+    text = run("kv-guard", "inspect", path)
+    assert (text.returncode, text.stdout.rstrip().splitlines()[-1]) == (4, "not sound: 1 pages of requests, 0 tags")
+
+
+def test_incidents_are_explained(pool, tmp_path):
+    pool.tracker.release(numbers(4))
+    violations = pool.run(0).violations
+    path = tmp_path / "incidents.jsonl"
+    IncidentFile(path, IDENTITY).write(violations)
+    made = document(run("kv-guard", "explain", path, "--json"), "kv-guard")
+    assert (made["action"], made["faults"]) == ("explain", {"freed": 2})
+    assert all("request alpha, logical page 1, page 4" in one["explanation"] for one in made["incidents"])
+    assert "request alpha, logical page 1, page 4" in run("kv-guard", "explain", path).stdout
+
+
+@pytest.mark.parametrize("command", ["inspect", "explain"])
+@pytest.mark.parametrize("content", [None, b"", b"\x00" * 40, b'{"format": "other"}\n', b"\xff\xfe"])
+def test_other_files_are_refused(command, content, tmp_path):
+    path = tmp_path / "file"
+    if content is not None:
+        path.write_bytes(content)
+    result = run("kv-guard", command, path, "--json")
+    assert result.returncode == 3, result.stderr
+    assert "Traceback" not in result.stderr
+    made = json.loads(result.stdout)
+    assert (made["status"], made["error"]["file"]) == ("error", str(path))
+    assert made["error"]["remedy"]

@@ -1,0 +1,133 @@
+"""What the plugin is told, and the files that it writes."""
+
+import json
+import re
+import subprocess
+import sys
+from contextlib import nullcontext
+
+import pytest
+
+from quantkit.kv_guard.engines.sglang.settings import PluginSettings, read_settings
+from quantkit.kv_guard.tracker import KvGuardError, Mode
+
+PROMPT = list(range(10, 23))
+
+
+def test_files_that_are_written(serve, tmp_path):
+    serving = serve(settings={"incidents": tmp_path / "i.jsonl", "metrics": tmp_path / "m.prom"}, tp_size=2)
+    req = serving.submit("a", PROMPT)
+    serving.step(req)
+    serving.rows.req_to_token[req.kv.req_pool_idx, :4] = 0
+    serving.step(req)
+    assert "checks_total" in (tmp_path / "m.prom.rank0").read_text()
+    line = json.loads((tmp_path / "i.jsonl.rank0").read_text().splitlines()[0])
+    assert line["request"] == "a"
+    assert line["pool"]["layout"] == "MLATokenToKVPool of 1 layers in torch.int64, pages of 4"
+
+
+def sample(path, name):
+    (line,) = [line for line in path.read_text().splitlines() if line.startswith(f"quantkit_kv_guard_{name}{{")]
+    return int(line.rsplit(" ", 1)[1])
+
+
+def test_metrics_in_prometheus_text(serve, tmp_path):
+    """Every line a comment or a sample, every family announced before its samples, and named once."""
+    path = tmp_path / "m.prom"
+    serving = serve(settings={"metrics": path})
+    serving.finish(serving.submit("a", PROMPT))
+    text = path.read_text()
+    assert text.endswith("\n")
+    families = re.findall(r"^# TYPE (\w+) counter$", text, re.M)
+    assert len(families) == len(set(families)) == 6
+    for line in text.splitlines():
+        family = re.fullmatch(r'(?:# (?:HELP|TYPE) )?(\w+)(?:\{pool="[^"]+"(?:,fault="[a-z_-]+")?\} \d+| .+)', line)
+        assert family, line
+        assert family[1] in families, line
+
+
+@pytest.mark.parametrize("mode", [Mode.LOG, Mode.ABORT, Mode.HALT])
+def test_what_was_found_is_written_at_once(serve, tmp_path, mode):
+    """The server may have nothing to do for hours behind it."""
+    path = tmp_path / "m.prom"
+    serving = serve(mode=mode, settings={"metrics": path})
+    req = serving.submit("a", PROMPT)
+    serving.step(req)
+    serving.rows.req_to_token[req.kv.req_pool_idx, :4] = 0
+    with pytest.raises(KvGuardError) if mode is Mode.HALT else nullcontext():
+        serving.step(req)
+    assert sample(path, "checks_total") == 2
+    assert sum(int(line.rsplit(" ", 1)[1]) for line in path.read_text().splitlines() if "fault=" in line) > 0
+    assert sample(path, "aborted_requests_total") == (mode is Mode.ABORT)
+
+
+def test_metrics_are_written_seldom(serve, tmp_path):
+    path = tmp_path / "m.prom"
+    serving = serve(settings={"metrics": path})
+    serving.finish(serving.submit("a", PROMPT, 6))
+    assert sample(path, "checks_total") == 1
+
+
+def test_metrics_that_cannot_be_written_end_no_server(serve, tmp_path, caplog):
+    (tmp_path / "m.prom.partial").mkdir()
+    serving = serve(settings={"metrics": tmp_path / "m.prom"})
+    serving.finish(serving.submit("a", PROMPT))
+    assert serving.sent["a"] == serving.right("a", 4)
+    assert "metrics were not written" in caplog.text
+
+
+def test_settings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_settings({}).mode is Mode.OFF
+    assert read_settings({"QUANTKIT_KV_GUARD": "abort"}) == PluginSettings(mode=Mode.ABORT)
+    path = tmp_path / "guard.json"
+    path.write_text(json.dumps({"mode": "halt", "incidents": "x.jsonl", "ring_lines": 8, "model": None}))
+    settings = read_settings({"QUANTKIT_KV_GUARD": str(path)})
+    assert (settings.mode, settings.incidents.name, settings.ring_lines) == (Mode.HALT, "x.jsonl", 8)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"mode": "stop"}, "mode is 'stop'; choose off, log, abort, halt"),
+        ({}, "mode is None"),
+        ({"mode": "log", "ring": 3}, "unknown key 'ring'"),
+        ({"mode": "log", "ring_lines": True}, "ring_lines is True"),
+        ({"mode": "log", "ring_lines": 0}, "ring_lines is 0; give a whole number above 0"),
+        ({"mode": "log", "most_mib": 1.5}, "most_mib is 1.5"),
+        ({"mode": "log", "model": ""}, "model is ''"),
+        ({"mode": "log", "incidents": 3}, "incidents is 3"),
+        ({"mode": "log", "incidents": "not/there/i.jsonl"}, "not/there/i.jsonl': no file can be written there"),
+        ({"mode": "log", "metrics": "/"}, "metrics is '/': no file can be written there"),
+        ([], "is no JSON object"),
+        ("{", "cannot be read"),
+        ("", "cannot be read"),
+        (b"\xff\xfe", "cannot be read"),
+    ],
+)
+def test_settings_that_mean_nothing(tmp_path, document, message):
+    path = tmp_path / "guard.json"
+    written = document if isinstance(document, (str, bytes)) else json.dumps(document)
+    path.write_bytes(written if isinstance(written, bytes) else written.encode())
+    with pytest.raises(KvGuardError, match=message):
+        read_settings({"QUANTKIT_KV_GUARD": str(path)})
+
+
+@pytest.mark.parametrize(("value", "says"), [("", ""), ("off", ""), ("abrot", "'abrot'"), ("abort", "No module named")])
+def test_the_entry_point(value, says):
+    """In a process without SGLang: a refusal ends it; what is off imports nothing."""
+    code = (
+        "import sys; from importlib.metadata import entry_points\n"
+        "from quantkit.kv_guard.engines.sglang.plugin import load; load()\n"
+        "assert 'torch' not in sys.modules or sys.argv[1]"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, value],
+        env={"QUANTKIT_KV_GUARD": value, "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == (1 if says else 0), done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,114 @@
+"""The simulated engine: its faults are real, the guard sees them all, and names nothing else."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from quantkit.kv_guard.simulation.faults.kinds import KINDS
+from quantkit.kv_guard.simulation.judge import Injection
+from quantkit.kv_guard.simulation.report import KindCount
+from quantkit.kv_guard.simulation.run import FaultRun, SelfTestPlan, self_test
+from quantkit.kv_guard.simulation.shapes import SMALL
+from quantkit.kv_guard.simulation.world import World
+
+SHORT = SelfTestPlan(seed=3, checks=9_000, single=1, combined=1, content=True)
+
+
+@pytest.fixture(scope="module")
+def report():
+    return self_test(SHORT)
+
+
+def test_every_kind_of_fault_is_caught_and_nothing_else_is_named(report):
+    assert [one.kind for one in report.kinds] == list(KINDS)
+    for one in report.kinds:
+        assert one.injected >= 1 + one.combined >= 2, one
+        assert (one.caught, one.missed) == (one.injected, 0), one
+    assert report.false_positives == report.leaks == ()
+    assert report.is_good
+    assert report.checks > report.clean_checks >= SHORT.checks
+
+
+def test_kinds_of_content_are_left_out_where_nothing_is_summed():
+    assert set(SelfTestPlan(content=True).kinds) - set(SelfTestPlan().kinds) == {"13", "bit"}
+    assert {"1", "2", "3", "4", "6", "7", "8", "9", "10", "11", "14"} == set(SelfTestPlan().kinds)
+
+
+def test_one_seed_gives_one_result():
+    first, again, other = (self_test(SelfTestPlan(seed=seed, checks=900, single=1, combined=0)) for seed in (5, 5, 6))
+    assert first.document() == again.document()
+    assert first.steps != other.steps
+
+
+def test_without_a_guard_the_faults_reach_a_user():
+    """Each kind of those that can be waited for here spoils a token that is released."""
+    run = FaultRun(SelfTestPlan(seed=1, single=4, combined=0, content=True), is_guarded=False)
+    with torch.inference_mode():
+        run.run()
+    leaked = Counter(one.kind for one in run.injections if one.leaked)
+    assert leaked.keys() >= {"1", "2", "3", "4", "7", "8", "10", "11", "13", "14"}
+    assert not any(one.seen for one in run.injections)
+    assert not any(world.judge.leaks for world in run.worlds.values()), "a leak that no fault explains"
+
+
+@pytest.mark.parametrize(
+    ("ops", "kinds"), [({"check_pages", "check_captured"}, ("3", "4", "7", "10")), ({"check_writes"}, ("11",))]
+)
+def test_a_guard_that_leaves_out_a_check_misses_faults(ops, kinds, monkeypatch):
+    """So the self-test can fail."""
+    run = FaultRun(SelfTestPlan(seed=2, single=4, combined=0))
+    for world in run.worlds.values():
+        for engine in world.engines:
+            monkeypatch.setattr(engine.tracker, "_ops", Without(ops, engine.tracker._ops))
+    run.counts = {kind: KindCount(kind=kind) for kind in kinds}
+    with torch.inference_mode():
+        run.run()
+    assert all(count.injected for count in run.counts.values())
+    assert sum(count.missed for count in run.counts.values()) > 0, run.counts
+
+
+class Without:
+    """The operations of a guard, some of which do nothing."""
+
+    def __init__(self, names, ops):
+        self._names, self._ops = names, ops
+
+    def __getattr__(self, name):
+        return (lambda *_, **__: None) if name in self._names else getattr(self._ops, name)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_traffic_meets_everything_that_an_engine_does(name):
+    """Requests share a prefix, are retracted, fork, speculate, come from another engine, go to the host's memory."""
+    world = World(SMALL[name], 11)
+    met = Counter()
+    with torch.inference_mode():
+        for _ in range(90):
+            world.tick()
+            met.update(str(request.state.name) for request in world.decode.named.values())
+            met["shared"] += any(request.num_shared for request in world.decode.running)
+            met["again"] += any(request.epoch for request in world.decode.named.values())
+            met["drafts"] += any(request.drafts for request in world.decode.running)
+            met["pruned"] += any(request.num_pruned for request in world.decode.running)
+            met["host"] += any(node.host_pages is not None for node in world.decode.tree.nodes())
+        world.restart()
+    wanted = {"WAITING", "ARRIVING", "PREFILL", "DECODE", "shared", "again"}
+    shape = SMALL[name].decode
+    wanted |= {
+        word for word, has in (("drafts", shape.drafts), ("pruned", shape.window), ("host", shape.host_pages)) if has
+    }
+    assert wanted <= {word for word, times in met.items() if times}
+    assert world.judge.false_positives == world.judge.leaks == []
+
+
+def test_a_fault_counts_as_caught_only_before_its_tokens_are_released():
+    seen, late, unread = Injection("4"), Injection("4"), Injection("4")
+    for one in (seen, late, unread):
+        one.is_fired = True
+    seen.seen, late.seen, late.leaked = ["before_step"], ["after_step"], 1
+    count = KindCount(kind="4")
+    for one in (seen, late, unread):
+        count.count(one, is_combined=False)
+    assert (count.injected, count.caught, count.missed, count.harmless) == (2, 1, 1, 1)
+    assert count.seen_first == "before the step 1, after the step 1"

@@ -1,0 +1,222 @@
+"""A tracker against a model in plain Python: whatever happens, a row passes exactly where it holds what it reads."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from quantkit.kv_guard.identity import PoolIdentity
+from quantkit.kv_guard.page_tags import PageTagTracker
+from quantkit.kv_guard.settings import GuardSettings, PoolSize
+from quantkit.kv_guard.tracker import Mode, Step
+from tests.kv_guard.pools import numbers
+
+NUM_PAGES, NUM_ROWS, MOST_PAGES, PAGE_SIZE = 14, 4, 5, 4
+ROWS = st.integers(0, NUM_ROWS - 1)
+
+
+class Books(RuleBasedStateMachine):
+    """The right books of an engine, and what a broken one would put into its page table.
+
+    ``lives`` numbers each use of a page. A row holds (page, life) pairs; what it reads passes where the table names
+    that page and its life has not ended. Owners differ from row to row, and from place to place.
+    """
+
+    @initialize(first=st.sampled_from([1, (1 << 63) - 9, (1 << 64) - 9]))
+    def begin(self, first):
+        size = PoolSize(num_pages=NUM_PAGES, page_size=PAGE_SIZE, num_rows=NUM_ROWS, most_pages=MOST_PAGES)
+        identity = PoolIdentity(model="tiny", layout="pages of 4")
+        self.tracker = PageTagTracker(
+            GuardSettings(identity=identity, size=size, mode=Mode.ABORT, first_generation=first)
+        )
+        self.table = torch.zeros(NUM_ROWS, MOST_PAGES, dtype=torch.int32)
+        self.lives = [0] * NUM_PAGES
+        self.free = list(range(NUM_PAGES))
+        self.rows = {}
+        self.cached = []  # what nodes hold: (page, life, index, held)
+        self.readers = {}  # of cached pages, by rows
+        self.wrong = {}  # entries of the table that are not the row's own: the page that stands there
+        self.count = 0
+
+    def _open(self, row):
+        self.count += 1
+        self.rows[row] = []
+        self.tracker.open(row, f"r{self.count}")
+        self.wrong = {place: page for place, page in self.wrong.items() if place[0] != row}
+
+    def _new_pages(self, count):
+        taken, self.free = self.free[:count], self.free[count:]
+        for page in taken:
+            self.lives[page] += 1
+        return taken
+
+    def _write(self, row, index, page):
+        self.table[row, index] = page
+        self.wrong.pop((row, index), None)
+
+    def _release(self, pages):
+        if pages:
+            self.tracker.release(numbers(*pages))
+            for page in pages:
+                self.lives[page] += 1
+            self.free += pages
+
+    def _own(self, row, first=0):
+        """Pages that no node holds."""
+        cached = {(page, life) for page, life, _, _ in self.cached}
+        return [page for page, life in self.rows[row][first:] if (page, life) not in cached]
+
+    @rule(row=ROWS, count=st.integers(1, 3))
+    def grant(self, row, count):
+        if row not in self.rows:
+            self._open(row)
+        first = len(self.rows[row])
+        pages = self._new_pages(min(count, MOST_PAGES - first, len(self.free)))
+        if pages:
+            indices = list(range(first, first + len(pages)))
+            owners = [1_000 * self.count + 10 * row + index for index in indices]
+            self.tracker.grant(numbers(*pages), numbers(*[row] * len(pages)), numbers(*indices), numbers(*owners))
+            for index, page in zip(indices, pages, strict=True):
+                self.rows[row].append((page, self.lives[page]))
+                self._write(row, index, page)
+
+    @precondition(lambda self: any(self.rows.values()))
+    @rule(data=st.data())
+    def cache(self, data):
+        """The first pages of a row become a node's: only whole prefixes that begin with its own first page."""
+        row = data.draw(st.sampled_from([row for row, pages in self.rows.items() if pages]))
+        known = {(page, life) for page, life, _, _ in self.cached}
+        index = next((at for at, place in enumerate(self.rows[row]) if place not in known), None)
+        if index is not None:
+            page, life = self.rows[row][index]
+            if self.lives[page] != life:
+                return
+            held = self.tracker.cache(numbers(page), numbers(row), numbers(index))
+            self.cached.append((page, life, index, held))
+
+    @precondition(lambda self: self.cached)
+    @rule(row=ROWS, data=st.data())
+    def share(self, row, data):
+        """A row begins with what a node holds; one that was evicted since is a fault of the engine's."""
+        firsts = [one for one in self.cached if one[2] == 0]
+        if row in self.rows or not firsts:
+            return
+        page, life, _, held = data.draw(st.sampled_from(firsts))
+        self._open(row)
+        self.tracker.share(numbers(row), numbers(0), held)
+        self.rows[row] = [(page, life)]
+        self._write(row, 0, page)
+
+    @precondition(lambda self: self.cached)
+    @rule(data=st.data(), keeps_node=st.booleans())
+    def evict(self, data, keeps_node):
+        """A node's page is released, whoever reads it. A broken cache still hands it out."""
+        one = data.draw(st.sampled_from(self.cached))
+        page, life = one[:2]
+        if self.lives[page] == life:
+            self._release([page])
+        if not keeps_node:
+            self.cached.remove(one)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), keep=st.integers(0, MOST_PAGES))
+    def truncate(self, data, keep):
+        row = data.draw(st.sampled_from(sorted(self.rows)))
+        if keep < len(self.rows[row]):
+            alive = [page for page, life in self.rows[row][keep:] if self.lives[page] == life]
+            own = [page for page in self._own(row, keep) if page in alive]
+            self.tracker.truncate(numbers(row), numbers(keep))
+            del self.rows[row][keep:]
+            self._release(own)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def end(self, data):
+        row = data.draw(st.sampled_from(sorted(self.rows)))
+        alive = {page for page, life in self.rows[row] if self.lives[page] == life}
+        own = [page for page in self._own(row) if page in alive]
+        self.tracker.close(row)
+        del self.rows[row]
+        self._release(own)
+
+    @precondition(lambda self: self.rows and self.free)
+    @rule(data=st.data())
+    def move(self, data):
+        row = data.draw(st.sampled_from(sorted(self.rows)))
+        own = set(self._own(row))
+        able = [at for at, (page, life) in enumerate(self.rows[row]) if page in own and self.lives[page] == life]
+        if able:
+            index = data.draw(st.sampled_from(able))
+            source = self.rows[row][index][0]
+            (target,) = self._new_pages(1)
+            self.tracker.move(numbers(source), numbers(target), numbers(row), numbers(index))
+            self.rows[row][index] = target, self.lives[target]
+            self.lives[source] += 1
+            self.free.append(source)
+            self._write(row, index, target)
+
+    @precondition(lambda self: self.rows and len(self.rows) < NUM_ROWS)
+    @rule(data=st.data(), to_row=ROWS)
+    def fork(self, data, to_row):
+        row = data.draw(st.sampled_from(sorted(self.rows)))
+        if to_row in self.rows:
+            return
+        known = {(page, life) for page, life, _, _ in self.cached}
+        count = next((at for at, place in enumerate(self.rows[row]) if place not in known), len(self.rows[row]))
+        self._open(to_row)
+        self.tracker.fork(row, to_row, count)
+        self.rows[to_row] = self.rows[row][:count]
+        for index in range(count):
+            self._write(to_row, index, self.rows[row][index][0])
+
+    @rule()
+    def clear(self):
+        self.tracker.clear()
+        self.rows, self.cached, self.wrong = {}, [], {}
+        self.free = list(range(NUM_PAGES))
+        self.lives = [life + 1 for life in self.lives]
+
+    @precondition(lambda self: any(self.rows.values()))
+    @rule(data=st.data(), page=st.integers(-1, NUM_PAGES))
+    def break_the_table(self, data, page):
+        """An entry names another page, one that the pool does not have, or by chance the right one."""
+        row = data.draw(st.sampled_from([row for row, pages in self.rows.items() if pages]))
+        index = data.draw(st.integers(0, len(self.rows[row]) - 1))
+        self.table[row, index] = page
+        self.wrong[row, index] = page
+
+    @invariant()
+    def a_row_passes_where_it_holds_what_it_reads(self):
+        rows = [row for row, pages in self.rows.items() if pages]
+        if not rows:
+            return
+        lengths = [len(self.rows[row]) * PAGE_SIZE for row in rows]
+        most = max(len(self.rows[row]) for row in rows)
+        number = self.tracker.before_step(
+            Step(table=self.table, rows=numbers(*rows), lengths=numbers(*lengths), most_pages=most)
+        )
+        self.tracker.after_step()
+        found = {(one.row, one.evidence.index, one.check) for one in self.tracker.verdict(number).violations}
+        expected = set()
+        for row in rows:
+            for index, (page, life) in enumerate(self.rows[row]):
+                read = self.wrong.get((row, index), page)
+                if read != page or self.lives[page] != life:
+                    expected |= {(row, index, "before_step")}
+                    expected |= {(row, index, "after_step")} if read != -1 else set()  # no page, and named before
+        assert found == expected
+
+
+TestBooks = Books.TestCase
+TestBooks.settings = settings(
+    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -46,6 +46,16 @@ class UsageError(QuantkitError):
     exit_code = 2
 
 
+def not_installed(what: str, missing: str, *, extra: str, file: str | Path | None = None) -> UsageError:
+    """The error where ``what`` needs a package of an optional ``extra`` of ours that is not installed."""
+    return UsageError(f"{what} needs {missing} (not installed here)", file=file, remedy=install_remedy(extra))
+
+
+def install_remedy(extra: str) -> str:
+    """How an extra is installed: from a clone, since what is called quantkit on PyPI is somebody else's."""
+    return f"run pip install '.[{extra}]' in the clone of quantkit"
+
+
 class RecipeError(UsageError):
     """A recipe, rule, group size or name that does not fit."""
 

@@ -28,12 +28,14 @@ class Stage:
     """A stretch of work that is measured: what goes on, its bytes in all, and those that an earlier run has done.
 
     ``step``: what each report has finished, where the bytes are run through a model: their speed says nothing.
+    ``num_steps``: how many this run has to do, where that is known: time left then goes by them.
     """
 
     label: str
     total_bytes: int
     earlier_bytes: int = 0
     step: str = ""
+    num_steps: int = 0
 
 
 ReportProgress = Callable[[Stage, int], None]  # called with what goes on and the bytes just finished, first with none

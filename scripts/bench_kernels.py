@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 import triton
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))  # so that it runs from anywhere
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_cases import Case, Sizes, cases_of
 

@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
 from scripts.quality_figures import Figures, Reference, ratio_of, standard_error
 from scripts.quality_methods import METHODS, TARGETS, Job, write_dense
 

@@ -17,10 +17,11 @@ import threading
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from tests.checkpoint import hub_server  # noqa: E402  (it lies beside the package)
+from tests.checkpoint import hub_server
+
+ROOT = Path(__file__).parent.parent
 
 CONVERT = "from quantkit.cli.app import main; main()"
 DOWNLOAD = """

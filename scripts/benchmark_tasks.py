@@ -4,10 +4,10 @@
 scripts/benchmark_tasks.py copy|llmcompressor|error ARGUMENT SOURCE OUTPUT
 """
 
+import argparse
 import json
 import math
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,5 +96,9 @@ TASKS: dict[str, Callable[[str, Path, Path], None]] = {
 
 
 if __name__ == "__main__":
-    task, argument, source, output = sys.argv[1:]
-    TASKS[task](argument, Path(source), Path(output))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("task", choices=sorted(TASKS))
+    for name in ("argument", "source", "output"):
+        parser.add_argument(name)
+    asked = parser.parse_args()
+    TASKS[asked.task](asked.argument, Path(asked.source), Path(asked.output))

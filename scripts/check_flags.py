@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
 from quantkit.engines.parallel import Parallel
 from quantkit.memory.gpus import gpu_named
 from quantkit.memory.kv_format import KvDtype

@@ -7,6 +7,7 @@ Each directory holds the unpacked package (``sglang/`` or ``vllm/``). Only the f
 their files: neither engine is imported.
 """
 
+import argparse
 import ast
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 from quantkit.layouts import LAYOUTS, classic
 from quantkit.numerics.packing import Int4Words, pack_int4
@@ -35,10 +38,12 @@ def functions_of(path: Path, *names: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    if len(sys.argv) != 3:
-        raise SystemExit(__doc__)
-    sglang = functions_of(Path(sys.argv[1]) / SGLANG_FILE, "_unpack_repack_int32_to_cutlass_int8")
-    vllm = functions_of(Path(sys.argv[2]) / VLLM_FILE, "pack_rows", "pack_cols", "gptq_pack", "awq_pack")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sglang", type=Path)
+    parser.add_argument("vllm", type=Path)
+    asked = parser.parse_args()
+    sglang = functions_of(asked.sglang / SGLANG_FILE, "_unpack_repack_int32_to_cutlass_int8")
+    vllm = functions_of(asked.vllm / VLLM_FILE, "pack_rows", "pack_cols", "gptq_pack", "awq_pack")
     random = np.random.default_rng(0)
     for case in range(NUM_CASES):
         rows, cols = 8 * int(random.integers(1, 9)), 32 * int(random.integers(1, 9))

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
 from quantkit.engines.check import RULES
 from quantkit.engines.matching import MatchError
 from quantkit.engines.runtime import ModelRules

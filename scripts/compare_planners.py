@@ -1,11 +1,16 @@
+#!/usr/bin/env python
 """KV cache bytes a token by the published formulas of other planners, beside the memory plan's.
 
 The formulas are stated here in our own words; nothing of the other tools is run.
 """
 
+import argparse
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 from quantkit.memory.gpus import DEFAULT_GPU, gpu_named
 from quantkit.memory.kv_format import KvDtype
@@ -67,4 +72,5 @@ def table() -> list[str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     sys.stdout.write("\n".join(table()) + "\n")

@@ -4,10 +4,14 @@
 No model was evaluated: 4 % of the answers flip, a little more of them for the worse.
 """
 
+import argparse
 import json
 import math
 import random
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 from quantkit.gate.paired import largest_passing_drop
 
@@ -69,4 +73,5 @@ def write_logs(directory: Path) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print("\n".join(table()))

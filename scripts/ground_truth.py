@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Memory that servers logged, against the memory plan: prints planned, measured and difference of every row.
 
 Rows are public start-up logs and benchmark reports; each stands for one server, so a row is evidence and no proof.
@@ -7,6 +8,7 @@ is compared only where the source states the layout and flags that it depends on
 figure of it, is not compared.
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 from quantkit.engines.parallel import EngineName, Parallel
 from quantkit.memory.budget import GIB
@@ -184,4 +188,5 @@ def _fraction(row: Row) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     sys.stdout.write("\n".join(table()) + "\n")

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Try to break the KV guard, at length: millions of page checks without a fault, and hundreds of faults.
 
     scripts/kv_guard_sim.py --checks 10000000 --single 40 --combined 40
@@ -9,6 +10,10 @@ import argparse
 import resource
 import sys
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 
 from quantkit.cli.show_kv_guard import show_selftest
 from quantkit.kv_guard.simulation.run import SelfTestPlan, self_test

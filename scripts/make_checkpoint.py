@@ -10,11 +10,14 @@ Weights are Gaussian, quantized to FP8 in 128 x 128 blocks. The same arguments g
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 from quantkit.checkpoint.writer import ShardWriter, order_tensors
 from quantkit.families import FAMILIES

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
 from quantkit.checkpoint.writer import ShardWriter, order_tensors
 from quantkit.tensors import I64, TensorSpec
 from scripts.make_checkpoint import REAL, glm_config, make_checkpoint

@@ -4,6 +4,12 @@
 The rates are Cloudflare's, in tokens a second by requests at once; nothing of them was measured here.
 """
 
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
 from quantkit.memory.gpus import gpu_named
 from quantkit.memory.resolve import recipe_model
 from quantkit.memory.scheme import Scheme
@@ -33,4 +39,5 @@ def _gain(rate: float, count: int) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print("\n".join(table()))

@@ -4,6 +4,7 @@
 scripts/quality_llmcompressor.py gptq|OBSERVER SOURCE DENSE OUTPUT GROUP_SIZE TARGET...
 """
 
+import argparse
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +13,8 @@ import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 from scripts.fp8_blocks import read_tokens
 
@@ -73,14 +76,19 @@ def quantize_by_gptq(dense: Path, output: Path, scheme: dict[str, Any], tokens: 
 
 
 def main() -> None:
-    method = sys.argv[1]
-    source, dense, output = map(Path, sys.argv[2:5])
-    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": int(sys.argv[5])}
-    scheme = {"targets": sys.argv[6:], "weights": weights}
-    if method == "gptq":
-        quantize_by_gptq(dense, output, scheme, read_tokens(source, "calibration"))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("method")
+    for name in ("source", "dense", "output"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("group_size", type=int)
+    parser.add_argument("targets", nargs="*")
+    asked = parser.parse_args()
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": asked.group_size}
+    scheme = {"targets": asked.targets, "weights": weights}
+    if asked.method == "gptq":
+        quantize_by_gptq(asked.dense, asked.output, scheme, read_tokens(asked.source, "calibration"))
     else:
-        quantize_without_data(method, dense, output, scheme)
+        quantize_without_data(asked.method, asked.dense, asked.output, scheme)
 
 
 if __name__ == "__main__":

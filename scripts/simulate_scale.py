@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
 from simulated_clock import Clock, patched
 from simulated_work import GIB, Machines, costs, spool_of
 

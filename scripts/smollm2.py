@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
 from scripts.fp8_blocks import load_model, write_fp8_checkpoint, write_tokens
 from scripts.python_text import Part, files_of_text, prose_of, windows
 

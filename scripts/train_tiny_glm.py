@@ -12,6 +12,7 @@ the checkpoint as GLM-5 is published, tokens of other files for statistics and f
 import argparse
 import json
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 from quantkit.families import FAMILIES
 from quantkit.module_names import expert_of, layer_of

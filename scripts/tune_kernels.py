@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import triton
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))  # so that it runs from anywhere
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_cases import GROUP, Sizes, int4_bytes, random_int4
 from bench_kernels import CALLS, graph_microseconds, numbers

@@ -9,12 +9,16 @@ Suffixes: ``R`` rows, ``C`` columns, ``G`` groups, ``S`` group size, ``L`` candi
 """
 
 import argparse
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 from quantkit.numerics import fused_cpu, fused_zero_points, search, zero_points
 from quantkit.numerics.fp8 import E4M3_INTS, dequantize

@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
 from quantkit.cli.app import app
 from quantkit.families import FAMILIES
 from quantkit.memory.gpus import GPUS

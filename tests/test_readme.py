@@ -1,7 +1,9 @@
 """The README's quickstart runs, its commands are all there, and the package that it installs is whole."""
 
+import os
 import re
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -26,6 +28,26 @@ def test_quickstart_runs_as_the_readme_says(tmp_path):
     for words in ("$ quantkit plan", "verified and in place", "good (", "# INT4 of a local checkpoint"):
         assert words in result.stdout
     assert (tmp_path / "q" / "glm-5.2-int4" / "conversion.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_walk_with_a_small_model_runs_as_printed(tmp_path):
+    (walk,) = re.findall(r"```sh\n(scripts/train_tiny_glm.py .*?)```", README, re.DOTALL)
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    program = Path(sys.executable).parent  # quantkit lies beside it, where it is installed
+    shell = f'quantkit() {{ "{sys.executable}" -c "from quantkit.cli.app import main; main()" "$@"; }}\n'
+    result = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", shell + walk],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{program}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "KL divergence" in result.stdout
+    assert (tmp_path / "glm-tiny.html").is_file()
 
 
 def test_every_command_is_in_the_readme():

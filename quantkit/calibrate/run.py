@@ -13,6 +13,7 @@ from quantkit.checkpoint.source import source_stamps
 from quantkit.checkpoint.whole_file import check_new_file
 from quantkit.errors import QuantkitError, UsageError
 from quantkit.statistics.file import join_statistics, open_statistics
+from quantkit.statistics.fingerprint import Fingerprint
 from quantkit.streaming import States, StreamedLayer, StreamedModel, Tokens, told_tokens
 from quantkit.streaming.layer_files import run_layers
 from quantkit.threads import ReportProgress
@@ -42,7 +43,7 @@ def calibrate(calibration: Calibration) -> CalibrateReport:
     fingerprint = model_fingerprint(model.binding, model.family, model.checkpoint.config)
     dtype = str(model.dtype).removeprefix("torch.")
     document = {
-        "model": fingerprint,
+        "model": fingerprint.norms,
         "source": source_stamps(model.checkpoint),
         "tokens": tokens.told,
         "dtype": dtype,
@@ -79,7 +80,7 @@ def _remove_left(output: Path) -> None:
         remove_left(work_of(output), lambda begun: {**begun, "source": None} == {**run, "source": None})
 
 
-def _run_layers(calibration: Calibration, work: Work, fingerprint: str) -> None:
+def _run_layers(calibration: Calibration, work: Work, fingerprint: Fingerprint) -> None:
     def each(layer: StreamedLayer, states: States) -> None:
         observer = LayerObserver(len(layer.experts.weights) if layer.experts is not None else 0)
         layer.run(states, observer=observer)

@@ -9,7 +9,8 @@ from quantkit.checkpoint.begun import remove_run
 from quantkit.checkpoint.disk import named_errors
 from quantkit.errors import SourceError
 from quantkit.statistics.file import Array, Statistics, open_statistics, write_statistics
-from quantkit.streaming.layer_files import layer_file, layers_done
+from quantkit.statistics.fingerprint import Fingerprint
+from quantkit.streaming.layer_journal import layer_file, layers_done
 
 
 def work_of(output: Path) -> Path:
@@ -27,7 +28,7 @@ class Work:
         """Without a gap from the first on."""
         return layers_done(self.directory)
 
-    def keep(self, layer: int, arrays: dict[str, Array], model: str) -> None:
+    def keep(self, layer: int, arrays: dict[str, Array], model: Fingerprint) -> None:
         """What was found in a layer, whole or not at all. Raises SourceError for a number beyond FP32."""
         for name, array in arrays.items():
             if not np.isfinite(array).all():

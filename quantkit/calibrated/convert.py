@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
+from quantkit.calibrated.few_tokens import few_tokens
 from quantkit.calibrated.make import WordsRequest, made_words
+from quantkit.calibrated.needs import words_directory
 from quantkit.convert.conversion import Conversion
 from quantkit.convert.convert import ConvertReport, convert_checkpoint
 from quantkit.plan.plan import Plan
@@ -26,4 +28,6 @@ def convert_calibrated(conversion: Conversion, tokens: Tokens) -> ConvertReport:
     Raises as ``made_words`` and ``convert_checkpoint`` do.
     """
     with made_words(WordsRequest(conversion=conversion, tokens=tokens)) as words:
-        return convert_checkpoint(replace(conversion, words=words))
+        report = convert_checkpoint(replace(conversion, words=words))
+        warnings = few_tokens(conversion.plan, tokens.ids_NS.size, words_directory(conversion.target))
+    return replace(report, plan=replace(report.plan, warnings=(*report.plan.warnings, *warnings)))

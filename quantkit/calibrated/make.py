@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +14,7 @@ from quantkit.calibrated import compressor
 from quantkit.calibrated.compressor import OneShot
 from quantkit.calibrated.modules import chosen_shapes, decoded_plan, int4_shapes, run_shapes
 from quantkit.calibrated.needs import calibration_needs, check_disk, model_memory_bytes, words_directory
+from quantkit.calibrated.only_warnings import only_warnings
 from quantkit.checkpoint.begun import remove_run, run_directory
 from quantkit.checkpoint.disk import named_errors, remove
 from quantkit.checkpoint.output import check_target, partial_of
@@ -59,8 +59,8 @@ def made_words(request: WordsRequest) -> Iterator[Words]:
     """The words, whose directory is nobody else's until the block ends, and is removed where it ends well.
 
     Raises UsageError where the directory holds words of another run, ResourceError where the disk has no room for all
-    that the conversion needs, SourceError for a model that is not run; what headers tell of that before there is a
-    directory.
+    that the conversion needs, SourceError for a model that is not run, or words that were damaged since; what headers
+    tell of that before there is a directory.
     """
     plan, directory, resume = request.plan, request.directory, request.conversion.resume
     assert plan.recipe.calibration is not None
@@ -72,9 +72,12 @@ def made_words(request: WordsRequest) -> Iterator[Words]:
     # what is known of files has no place in an output, and the words' document goes there
     run = {**document, "source": source_stamps(plan.checkpoint), "modules": _digest_of(int4_shapes(plan))}
     with run_directory(directory, run, resume=resume, has_work=_has_work):
-        if not has_words(directory):
+        are_found = has_words(directory)
+        if not are_found:
             _make(request, model, document)
         words = open_words(directory)
+        if are_found:
+            words.check_files()
         words.check_modules(int4_shapes(plan), group_size=plan.recipe.group_size)
         yield words
         with named_errors(directory):
@@ -85,7 +88,7 @@ def _checked_model(request: WordsRequest) -> StreamedModel | None:
     """What is run layer by layer; None where llm-compressor loads it."""
     plan, device = request.plan, first_device(request.conversion.device)
     if plan.recipe.calibration is None or not plan.recipe.calibration.streaming:
-        with redirect_stdout(sys.stderr):  # whose libraries print
+        with only_warnings():
             compressor.check_architecture(plan.checkpoint.directory)
         return None
     model = open_model(plan.checkpoint, FAMILIES[plan.family], device=device)
@@ -109,7 +112,7 @@ def _document(plan: Plan) -> dict[str, Any]:
         "by": "quantkit" if calibration.streaming else f"llm-compressor {version('llmcompressor')}",
         "transformers": version("transformers"),
         "quantkit": __version__,
-        "model": model_fingerprint(binding, family, checkpoint.config),
+        "model": model_fingerprint(binding, family, checkpoint.config).norms,
         "tokens": calibration.model_dump(mode="json"),
         "parameters": _parameters(recipe),
         "group_size": recipe.group_size,
@@ -163,7 +166,7 @@ def _compress(request: WordsRequest) -> None:
     """By llm-compressor."""
     plan, recipe = request.plan, request.plan.recipe
     method = compressor.gptq_words if recipe.method == "gptq" else compressor.awq_words
-    with _plain_model(request) as model, redirect_stdout(sys.stderr):  # whose libraries print
+    with _plain_model(request) as model, only_warnings():
         shot = OneShot(
             directory=model,
             modules=frozenset(run_shapes(plan)),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.checkpoint.disk import (
+    draft_of,
     is_own_directory,
     make_directories,
     named_errors,
@@ -15,7 +16,7 @@ from quantkit.checkpoint.disk import (
     remove_empty,
     write_whole,
 )
-from quantkit.checkpoint.file_names import BEGUN_NAME
+from quantkit.checkpoint.file_names import BEGUN_NAME, WORDS_NAME
 from quantkit.checkpoint.json_files import read_json
 from quantkit.checkpoint.locks import locked
 from quantkit.errors import QuantkitError, SourceError, UsageError
@@ -52,11 +53,18 @@ def run_directory(
         except BaseException as error:
             if _is_held(directory, lock):
                 if has_work(directory):
-                    error.add_note(f"{directory}: what is finished is kept there, and the same command goes on")
+                    error.add_note(f"{directory}: what is finished is kept there, and {_goes_on(error)}")
                 else:
                     with suppress(OSError, QuantkitError):  # which would hide what has happened
                         remove_run(directory)
             raise
+
+
+def _goes_on(error: BaseException) -> str:
+    """A source that was repaired is another than the one that the run was begun with."""
+    if isinstance(error, SourceError):
+        return "the same command goes on with the source as it is; behind a repair, give --no-resume to begin anew"
+    return "the same command goes on"
 
 
 def _is_held(directory: Path, lock: int) -> bool:
@@ -65,8 +73,8 @@ def _is_held(directory: Path, lock: int) -> bool:
 
 
 def remove_run(directory: Path) -> None:
-    """All of it. Documents go last, the run's behind all others: by them the rest is known, wherever this is cut."""
-    for inner in sorted(directory.iterdir(), key=lambda one: (one.suffix == ".json", one.name == BEGUN_NAME)):
+    """All of it. The document of words goes last but one, then the run's: the rest is known by them, cut or not."""
+    for inner in sorted(directory.iterdir(), key=lambda one: (one.name == BEGUN_NAME, one.name == WORDS_NAME)):
         remove(inner)
     directory.rmdir()
 
@@ -118,7 +126,7 @@ def _begin(directory: Path, lock: int, document: Mapping[str, Any], *, resume: b
 def _is_known(directory: Path) -> bool:
     """By its document; or empty but for the draft of one: a run was cut before it had begun."""
     is_begun = (directory / BEGUN_NAME).is_file()
-    return is_begun or all(inner.name == f"{BEGUN_NAME}.draft" for inner in directory.iterdir())
+    return is_begun or all(inner == draft_of(directory / BEGUN_NAME) for inner in directory.iterdir())
 
 
 def differences(there: Any, here: Any, told: Collection[str] = (), place: str = "") -> Iterator[str]:

@@ -1,6 +1,7 @@
 """What a disk does to a writer: named errors, free space, durable files. Everything written passes through here."""
 
 import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -75,9 +76,17 @@ def write_file(path: Path, content: Buffer) -> None:
         os.close(descriptor)
 
 
+def draft_of(path: Path) -> Path:
+    """Under what name a file is written until it is whole, over what a run that was cut has left there.
+
+    Nobody else's: it stands beside files of the user's, too.
+    """
+    return path.with_name(f".quantkit-{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}.draft")
+
+
 def write_whole(path: Path, content: Buffer) -> None:
     """A file that is there with all of its content or not at all, whatever was there before; durable."""
-    draft = path.with_name(f"{path.name}.draft")
+    draft = draft_of(path)
     draft.unlink(missing_ok=True)
     write_file(draft, content)
     put_in_place(draft, path)

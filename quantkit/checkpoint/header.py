@@ -88,6 +88,8 @@ def header_end(begin: bytes, path: Path, file_bytes: int) -> int:
     if len(prefix) < _LENGTH_BYTES:
         _fail(path, f"is {len(prefix)} bytes long, too short for a safetensors file", remedy=_DOWNLOAD_AGAIN)
     length = int.from_bytes(prefix, "little")
+    if looks_like_text(begin):
+        _fail(path, "is a text, and no safetensors file", remedy="name a safetensors file")
     if length > MAX_HEADER_BYTES:
         _fail(
             path,
@@ -97,6 +99,15 @@ def header_end(begin: bytes, path: Path, file_bytes: int) -> int:
     if length > file_bytes - _LENGTH_BYTES:
         _fail(path, f"claims a header of {length} bytes but is {file_bytes} bytes long", remedy=_DOWNLOAD_AGAIN)
     return _LENGTH_BYTES + length
+
+
+def looks_like_text(begin: bytes) -> bool:
+    """Do these first bytes of a file, eight at least, read as UTF-8 without control characters?
+
+    Those of safetensors, GGUF and imatrix.dat do not: the length or count that they begin with has zeros.
+    """
+    text = begin.decode("utf-8", errors="replace").rstrip("\ufffd")  # cut within a character
+    return bool(text) and "\ufffd" not in text and all(one.isprintable() or one in "\t\n\r\f" for one in text)
 
 
 def parse_header(begin: bytes, path: Path, file_bytes: int) -> Header:

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from quantkit.checkpoint.disk import named_errors, put_in_place
+from quantkit.checkpoint.disk import draft_of, named_errors, put_in_place
 from quantkit.checkpoint.writer import METADATA, ShardWriter, order_tensors
-from quantkit.errors import UsageError
+from quantkit.errors import QuantkitError, UsageError
 from quantkit.tensors import TensorSpec
 
 
@@ -40,14 +40,19 @@ def whole_shard(
 
     The block writes every byte. Where it raises, nothing is left.
     """
-    draft = path.with_name(f"{path.name}.draft")
-    with named_errors(draft):
+    draft = draft_of(path)
+    with named_errors(path):
         draft.unlink(missing_ok=True)
-    writer = ShardWriter(draft, order_tensors(specs), metadata)
     try:
-        yield writer
-        writer.close()
-    finally:
-        writer.abort()
+        writer = ShardWriter(draft, order_tensors(specs), metadata)
+        try:
+            yield writer
+            writer.close()
+        finally:
+            writer.abort()
+    except QuantkitError as error:
+        if error.file == str(draft):
+            error.file = str(path)  # the name that the user knows
+        raise
     with named_errors(path):
         put_in_place(draft, path)

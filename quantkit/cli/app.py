@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -114,6 +115,8 @@ def main() -> None:
         from quantkit.cli import render
 
         render.warn("quantkit: interrupted")
+        if not getattr(stopped, "__notes__", ()) and _nothing_begun(sys.argv[1:]):
+            stopped.add_note("nothing was begun")
         _show_notes(stopped)
         notes = "; ".join(getattr(stopped, "__notes__", ()))
         _summarize(_document("Interrupted", "interrupted", remedy=notes or "run the same command again"))
@@ -123,6 +126,16 @@ def main() -> None:
             _document(type(error).__name__, f"a bug: {error}", remedy="report it, with the traceback of the log")
         )
         raise
+
+
+def _nothing_begun(arguments: list[str]) -> bool:
+    """Whether nothing lies where the output that the arguments name, or what a run keeps beside it, would."""
+    from quantkit.checkpoint.file_names import WORDS_SUFFIX
+
+    outputs = [Path(after) for one, after in pairwise(arguments) if one in ("-o", "--output")]
+    outputs += [Path(one.removeprefix("--output=")) for one in arguments if one.startswith("--output=")]
+    beside = (path.with_name(path.name + end) for path in outputs[-1:] for end in ("", ".partial", WORDS_SUFFIX))
+    return bool(outputs) and not any(map(os.path.lexists, beside))
 
 
 def _open_streams() -> None:

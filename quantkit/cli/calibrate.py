@@ -35,6 +35,12 @@ def calibrate(
     Example: quantkit calibrate ./GLM-5.2-FP8 --text prose.txt -o stats.safetensors
     """
     options = running.RunOptions(what="calibrate", tokens=tokens, dtype=dtype, device=device, keep_source=keep_source)
+    from quantkit.checkpoint.output import partial_of
+    from quantkit.checkpoint.whole_file import check_new_file
+
+    tokens.check()
+    if not partial_of(output).exists():  # what lies there is looked at, and removed, by check_output
+        check_new_file(output)  # before the seconds that importing transformers takes
     options.check()
     from quantkit.calibrate.run import Calibration, check_output
     from quantkit.calibrate.run import calibrate as run

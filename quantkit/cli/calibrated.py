@@ -33,9 +33,10 @@ class Inputs:
         is_given = self.tokens.is_given or self.streaming
         if method == "search":
             if is_given:
-                what = "--streaming" if self.streaming else "a text or tokens"
+                what = "--streaming" if self.streaming else "text or tokens"
                 raise UsageError(
-                    f"{what} without --method: the search sees no inputs", remedy=f"give --method gptq, or no {what}"
+                    f"{what} without --method: the search sees no inputs",
+                    remedy=f"add --method gptq or awq, or leave {self._named} out",
                 )
             return
         if not is_alone:
@@ -52,7 +53,16 @@ class Inputs:
         if not is_dry or is_given:
             self.tokens.check()
         if not is_dry:
+            self.tokens.check_path()
             running.require_models(*(() if self.streaming else ("llmcompressor",)))
+
+    @property
+    def _named(self) -> str:
+        """The options that were given, as the command line spells them."""
+        tokens = self.tokens
+        given: dict[str, object] = {"--streaming": self.streaming, "--text": tokens.text, "--tokens": tokens.tokens}
+        given |= {"--length": tokens.length, "--sequences": tokens.sequences}
+        return " and ".join(name for name, value in given.items() if value)
 
     def check_files(self, resolved: "ResolvedSource") -> None:
         """Raise SourceError for a text or ids that cannot be read: without the model's shards, or a tokenizer."""

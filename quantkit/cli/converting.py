@@ -20,7 +20,7 @@ from quantkit.convert.convert import ConvertReport, convert_checkpoint
 from quantkit.convert.publish import PublishReport, PushTarget, already_made, check_push, prepare, publish_output
 from quantkit.convert.ranks import convert_share, finalize
 from quantkit.engines.verdicts import EngineReport
-from quantkit.errors import UsageError
+from quantkit.errors import not_installed
 from quantkit.plan.plan import Plan
 from quantkit.plan.resources import Workers
 from quantkit.sources import ResolvedSource, fetch_source
@@ -186,7 +186,7 @@ def _cluster(work: WorkOptions) -> Executor | None:
     try:
         from quantkit.convert.ray_executor import RayExecutor
     except ImportError as error:
-        raise UsageError("Ray is not installed here", remedy="pip install 'ray>=2.40'") from error
+        raise not_installed("--executor ray", "ray", extra="ray") from error
     return RayExecutor(address=work.ray_address or "auto")
 
 

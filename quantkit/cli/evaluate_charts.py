@@ -72,9 +72,17 @@ class _Axis:
 
     @property
     def grid(self) -> str:
-        """A line and its value at every tick, and the base line with its own where it is not 0."""
-        ticks = [self.low, *self.ticks] if self.is_logarithmic else self.ticks
-        return "".join(_gridline(value, self.y(value)) for value in ticks)
+        """A line at every tick, and the base line where it is not 0."""
+        return "".join(_gridline(self.y(value)) for value in self._marked)
+
+    @property
+    def labels(self) -> str:
+        """The values of these lines: drawn last, above what reaches so far to the left."""
+        return "".join(_grid_label(value, self.y(value)) for value in self._marked)
+
+    @property
+    def _marked(self) -> Sequence[float]:
+        return [self.low, *self.ticks] if self.is_logarithmic else self.ticks
 
 
 def line_chart(
@@ -98,7 +106,7 @@ def line_chart(
         note,
         f"{title}: {spoken}",
         _TOP_PX + _PLOT_PX + _AXIS_PX,
-        f"{axis.grid}{_layer_ticks(layers, x_of)}{lines}",
+        f"{axis.grid}{_layer_ticks(layers, x_of)}{lines}{axis.labels}",
         f'<ul class="legend lines">{legend}</ul>',
     )
 
@@ -106,24 +114,28 @@ def line_chart(
 def histogram_chart(title: str, note: str, edges: Sequence[float], counts: Sequence[int]) -> str:
     """Counts between logarithmic edges."""
     axis = _Axis.linear(float(max(counts, default=0)))
-    width = 100 / max(len(counts), 1)
+    width = (100 - 2 * _INSET) / max(len(counts), 1)  # percent: at the left stand the numbers of the axis
     bars, ticks = [], []
     for index, number in enumerate(counts):
         height = _PLOT_PX * axis.share(number)
         tip = f"{edges[index]:.2g} to {edges[index + 1]:.2g}: {number:,} predictions"
         bars.append(
-            f'<g class="c0"><title>{tip}</title><rect class="part" x="{index * width:.3f}%" '
+            f'<g class="c0"><title>{tip}</title><rect class="part" x="{_INSET + index * width:.3f}%" '
             f'y="{_TOP_PX + _PLOT_PX - height:.2f}" width="{width:.3f}%" height="{height:.2f}"/></g>'
         )
     for index, edge in enumerate(edges):
         power = round(math.log10(edge))
         if math.isclose(edge, 10.0**power, rel_tol=1e-6):
-            ticks.append(_tick(index * width, f'10<tspan dy="-5">{_signed(power)}</tspan>', is_odd=power % 2 != 0))
+            ticks.append(
+                _tick(_INSET + index * width, f'10<tspan dy="-5">{_signed(power)}</tspan>', is_odd=power % 2 != 0)
+            )
     spoken = f"{title}: {sum(counts):,} predictions"
     if counts:
         spoken += f" from {edges[0]:.2g} to {edges[-1]:.2g}"
     height = _TOP_PX + _PLOT_PX + _AXIS_PX
-    return _figure(title, note, spoken, height, f"{axis.grid}{''.join(bars)}{_baseline()}{''.join(ticks)}", "")
+    return _figure(
+        title, note, spoken, height, f"{axis.grid}{''.join(bars)}{_baseline()}{''.join(ticks)}{axis.labels}", ""
+    )
 
 
 def bar_chart(title: str, note: str, bars: Sequence[Bar], keys: Sequence[str]) -> str:
@@ -171,9 +183,12 @@ def _x(index: int, num_places: int) -> float:
     return 50.0 if num_places == 1 else _INSET + (100 - 2 * _INSET) * index / (num_places - 1)
 
 
-def _gridline(value: float, y: float) -> str:
-    line = f'<line x1="0" x2="100%" y1="{y:.2f}" y2="{y:.2f}"/>'
-    return f'<g class="grid">{line}<text x="0" y="{y - 4:.2f}">{value:,.12g}</text></g>'
+def _gridline(y: float) -> str:
+    return f'<g class="grid"><line x1="0" x2="100%" y1="{y:.2f}" y2="{y:.2f}"/></g>'
+
+
+def _grid_label(value: float, y: float) -> str:
+    return f'<g class="grid"><text x="0" y="{y - 4:.2f}">{value:,.12g}</text></g>'
 
 
 def _baseline() -> str:

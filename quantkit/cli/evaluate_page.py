@@ -81,11 +81,11 @@ def _tiles(document: Document) -> str:
         ),
         (
             "Perplexity",
-            f"x {perplexity['ratio']:.4f}",
+            f"x {perplexity['ratio']:.5f}",
             _within(
                 f"{perplexity['source']:.3f} to {perplexity['output']:.3f}",
                 perplexity["ratio_standard_error"],
-                "{:.4f}",
+                "{:.5f}",
                 of=" of the ratio",
             ),
         ),

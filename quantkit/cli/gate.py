@@ -61,13 +61,14 @@ def gate(
     from quantkit.cli.show_gate import show_gate
     from quantkit.gate.gate import Criterion, check_criterion, judge
     from quantkit.gate.pairs import pair_logs
-    from quantkit.gate.sample_log import read_log
+    from quantkit.gate.sample_log import check_two_logs, read_log
 
     criterion = Criterion(
         max_drop=max_drop, confidence=confidence, is_point=point, is_per_task=per_task, is_pooled=pooled
     )
     check_criterion(criterion)
     logs = read_log(baseline), read_log(candidate)
+    check_two_logs(*logs)
     pairing = pair_logs(*logs, tasks=task or (), metrics=metric or (), allow_unpaired=allow_unpaired)
     report = judge(pairing, criterion)
     show_gate(report, (baseline, candidate), as_json=as_json, summary=summary)

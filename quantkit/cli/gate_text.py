@@ -32,9 +32,21 @@ def verdict_text(document: Document) -> str:
     else:
         bound = f"at most {overall['drop_bound']:.2f} ({100 * criterion['confidence']:g}%, one-sided)"
         observed = f"drop {0.0 - overall['change']:.2f} points, {bound}"
-        words = {"within": "is within", "not shown": "is not shown to be within", "exceeded": "exceeds"}
-        judged = f"{_mean_name(document)}: {observed}; {criterion['judged']} {words[overall['verdict']]} {limit}"
+        judged = f"{_mean_name(document)}: {observed}; {_judged(document, limit)}"
     return f"{judged}: {answer}"
+
+
+def _judged(document: Document, limit: str) -> str:
+    """What of the drop is within, or beyond."""
+    verdict = document["overall"]["verdict"]
+    if document["criterion"]["judged"] == "observed drop":
+        return f"the observed drop {'is within' if verdict == 'within' else 'exceeds'} {limit}"
+    if verdict == "within":
+        return f"the upper bound is within {limit}"
+    if verdict == "not shown":
+        return f"a drop within {limit} is not shown, as the upper bound is beyond"
+    least = 0.0 - document["overall"]["interval"][1]
+    return f"the drop exceeds {limit}: the lower bound, {least:.2f}, does"
 
 
 def needed_text(document: Document) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from quantkit.cli import options as opt
-from quantkit.errors import UsageError, VerificationError
+from quantkit.errors import VerificationError, not_installed
 
 
 class Content(StrEnum):
@@ -109,4 +109,4 @@ def _check_packages() -> None:
     """Raise UsageError where what a serving image has is missing."""
     missing = next((name for name in ("torch", "triton", "safetensors") if find_spec(name) is None), None)
     if missing:
-        raise UsageError(f"kv-guard needs {missing}", remedy="pip install 'quantkit[kv-guard]'")
+        raise not_installed("kv-guard", missing, extra="kv-guard")

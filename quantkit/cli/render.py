@@ -237,6 +237,8 @@ def _plain_progress() -> "ReportProgress":
             next_percent = percent - percent % 10 + 10
             seconds = max(time.monotonic() - started, 1e-9)
             left = seconds * (stage.total_bytes - stage.earlier_bytes - done_bytes) / max(done_bytes, 1)
+            if stage.num_steps:  # layers take as long as each other, whatever their bytes
+                left = seconds * (stage.num_steps - num_steps) / max(num_steps, 1)
             rate = _step_rate(stage, num_steps, seconds) if stage.step else f"{done_bytes / seconds / 1e6:.0f} MB/s"
             told = f", {rate}, {left:.0f} s left" if done_bytes * 100 >= all_bytes else ""
             warn(f"{stage.label}: {percent}%{of_all}{told}")

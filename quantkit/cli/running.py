@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quantkit.errors import UsageError
+from quantkit.errors import SourceError, UsageError, not_installed
 from quantkit.registry import one_of
 
 if TYPE_CHECKING:
@@ -57,6 +57,13 @@ class TokenOptions:
         if self.tokens is not None and self.length is not None:
             raise UsageError("--length cuts a text; --tokens has sequences already", remedy="leave one of them out")
 
+    def check_path(self) -> None:
+        """Raise SourceError where there is no such file: said before the seconds that importing transformers takes."""
+        path = self.text or self.tokens
+        if path is not None and (path.is_dir() or not path.exists()):
+            why = "Is a directory" if path.is_dir() else "No such file"
+            raise SourceError(f"cannot be read ({why})", file=path, remedy="check the path")
+
     def check_file(self, *, vocabulary: int) -> None:
         """Raise SourceError for a file that cannot be read, or ids beyond the vocabulary: the model is not needed."""
         from quantkit.streaming.tokens import read_text, read_tokens
@@ -91,7 +98,7 @@ def require_models(*others: str) -> None:
     """Raise UsageError where what runs a model is not installed, or one of the ``others`` that are to see it run."""
     missing = next((name for name in ("torch", "transformers", *others) if find_spec(name) is None), None)
     if missing is not None:
-        raise UsageError(f"running a model needs {missing}", remedy="pip install 'quantkit[calibrate]'")
+        raise not_installed("running a model", missing, extra="calibrate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +114,7 @@ class RunOptions:
     def check(self) -> None:
         """Raise UsageError for options that are none, packages and devices that are not here: nothing is opened."""
         self.tokens.check()
+        self.tokens.check_path()
         check_dtype(self.dtype)
         require_models()
         from quantkit.streaming.devices import torch_device

@@ -1,5 +1,6 @@
 """Shows a comparison of evaluations as JSON or as a table."""
 
+import sys
 from pathlib import Path
 
 from quantkit.cli import render
@@ -22,5 +23,5 @@ def show_gate(report: GateReport, logs: tuple[Path, Path], *, as_json: bool, sum
         if line:
             render.show_line(line)
     render.show_line(verdict_text(document))
-    if not report.passes:
+    if not report.passes and not sys.stdout.isatty():  # where stdout goes elsewhere, stderr says it, too
         render.show_notes("quantkit", ["the gate is shut: " + verdict_text(document)])

@@ -2,6 +2,7 @@
 
 from quantkit.cli import render
 from quantkit.cli.kv_scales_document import kv_scales_document
+from quantkit.cli.kv_scales_text import automatic_text, gain_text, layers_text, not_written_text, use_lines
 from quantkit.engines.kv_use import Attention, KvUse
 from quantkit.engines.parallel import ENGINE_VERSIONS
 from quantkit.kv_scales.make import KvScaleReport, PartReport
@@ -10,10 +11,6 @@ from quantkit.numerics.fp8 import E4M3_MAX
 from quantkit.statistics.names import KvPart
 
 _MOST_ROWS = 8
-_FP8_DTYPE = (
-    "a kv_cache_scheme in the config makes the KV dtype auto FP8, in SGLang but for sparse attention, also where "
-    "scales are ignored: where 1.0 clips, name --kv-cache-dtype bfloat16 there"
-)
 
 
 def show_kv_scales(result: KvScaleResult, *, as_json: bool) -> None:
@@ -25,7 +22,7 @@ def show_kv_scales(result: KvScaleResult, *, as_json: bool) -> None:
     kind = report.kind
     versions = ", ".join(f"{name} {version}" for name, version in ENGINE_VERSIONS.items())
     render.show_table(
-        f"KV scales of {result.name}: {kind.attention.value}, {report.num_layers} layers, names of {kind.spelling} "
+        f"KV scales of {result.name}: {kind.attention.value}, {layers_text(report)}, names of {kind.spelling} "
         f"({versions})",
         ["engine", "attention backend", "default", "KV scales", "why"],
         [[row.engine, row.backend, "yes" if row.is_default else "", row.use.value, row.why] for row in report.rows],
@@ -36,14 +33,16 @@ def show_kv_scales(result: KvScaleResult, *, as_json: bool) -> None:
         least, largest = min(one.least for one in report.stored), max(one.largest for one in report.stored)
         render.show_line(f"stored already: {len(report.stored)} scales, {least:.4g} to {largest:.4g}")
     if result.written is None:
-        render.show_line(f"nothing is written: {result.why_not}")
+        render.show_line(not_written_text(result))
         return
     render.show_line(f"written: {result.written}")
+    for line in use_lines(result, result.written):
+        render.show_line(line)
     harmful = [f"{row.engine} {row.backend}" for row in report.rows if row.use is KvUse.HARMFUL]
     if harmful and not report.is_unit:
         render.show_notes("warning", [f"these scales make attention wrong in {', '.join(harmful)}"])
-    if kind.spelling == "compressed-tensors":
-        render.show_notes("note", [_FP8_DTYPE])
+    note = automatic_text(report)
+    render.show_notes("note", [note] if note else [])
 
 
 def _show_bounds(report: KvScaleReport) -> None:
@@ -61,7 +60,7 @@ def _show_bounds(report: KvScaleReport) -> None:
     safe = sum(one.is_safe for one in report.bounds)
     render.show_line(
         f"proven without data: at scale 1.0 the latent cannot be clipped (it stays within {E4M3_MAX:g}) in {safe} of "
-        f"{len(report.bounds)} layers"
+        f"{len(report.bounds)} layers{', the draft among them' if report.bounds[-1].layer >= report.num_layers else ''}"
     )
     render.show_line(_of_rope(report))
 
@@ -94,6 +93,9 @@ def _show_errors(report: KvScaleReport) -> None:
         if (of_name := [part for _, part in parts if part.part == name])
     ]
     render.show_line(f"relative error, mean of {report.num_layers} layers: {'; '.join(means)}")
+    gain = gain_text(report)
+    if gain:
+        render.show_line(gain)
 
 
 def _error_row(layer: int, part: PartReport) -> list[str]:

@@ -69,9 +69,11 @@ def _show_new(report: ConvertReport, document: Mapping[str, Any]) -> None:
     _show_findings(report.findings)
     render.show_notes("warning", plan.warnings)
     source_bytes = plan.checkpoint.num_bytes
+    # of a run that ran a model the rate of its bytes says nothing
+    rate = "" if report.calibration else f" ({speed_text(source_bytes, report.earlier_bytes, report.seconds)})"
     render.show_line(
-        f"{report.output}: {bytes_text(source_bytes)} -> {bytes_text(plan.tensor_bytes)} in {report.seconds:.1f} s "
-        f"({speed_text(source_bytes, report.earlier_bytes, report.seconds)}), verified and in place"
+        f"{report.output}: {bytes_text(source_bytes)} -> {bytes_text(plan.tensor_bytes)} in {report.seconds:.1f} s"
+        f"{rate}, verified and in place"
     )
 
 

@@ -74,11 +74,12 @@ def convert_summary(document: Document) -> list[str]:
             f"{_count(document['num_tensors'])} tensors are done in {code(document['partial'])}",
         ]
     speed = speed_text(document["source_bytes"], document["earlier_bytes"], document["seconds"])
+    rate = "" if document["calibration"] else f" ({speed})"  # of a run of a model it says nothing
     published = document["published"]
     return [
         f"{code(document['output'])}: {_count(document['num_tensors'])} tensors, "
         f"{bytes_text(document['source_bytes'])} to {bytes_text(document['tensor_bytes'])} in "
-        f"{document['seconds']:.1f} s ({speed}), verified",
+        f"{document['seconds']:.1f} s{rate}, verified",
         *([] if published is None else [f"Published: {code(published['url'])}"]),
         *_errors(document),
         *_importance(document),
@@ -90,12 +91,17 @@ def convert_summary(document: Document) -> list[str]:
 
 def calibration_text(calibration: Document) -> str:
     """What chose the codes, and how their errors are to be read."""
-    tokens = calibration["tokens"]
-    searched = f", of {_count(calibration['num_searched'])} the search" if calibration["num_searched"] else ""
+    tokens, num_chosen, num_searched = (calibration[key] for key in ("tokens", "num_calibrated", "num_searched"))
+    others = f"those of {_count(num_searched)} more" if num_searched else ""
+    if calibration["method"] == "awq":
+        did = f"scaled {_count(num_chosen)} weights, and the search chose their codes"
+        did += f" and {others}" if others else ""
+    else:
+        did = f"chose the codes of {_count(num_chosen)} weights" + (f", the search {others}" if others else "")
     return (
         f"{calibration['method'].upper()} ({calibration['by']}) over {_count(tokens['num_sequences'])} x "
-        f"{_count(tokens['length'])} tokens chose the codes of {_count(calibration['num_calibrated'])} weights"
-        f"{searched}: it gives up closeness of weights for closeness of outputs, which quantkit evaluate measures"
+        f"{_count(tokens['length'])} tokens {did}: it gives up closeness of weights for closeness of outputs, which "
+        "quantkit evaluate measures"
     )
 
 

@@ -67,7 +67,8 @@ def evaluate(
     ResourceError where memory ends.
     """
     layer_bytes = [model.layer_bytes() for model in pair]
-    stage = Stage(label="evaluate", total_bytes=sum(map(sum, layer_bytes)), step="layer")
+    num_steps = sum(map(len, layer_bytes))
+    stage = Stage(label="evaluate", total_bytes=sum(map(sum, layer_bytes)), step="layer", num_steps=num_steps)
     report_progress(stage, 0)
     states = [_embedded(model, tokens, work, name) for model, name in zip(pair, Pair._fields, strict=True)]
     layers = tuple(_run_layers(pair, states, layer_bytes, partial(report_progress, stage)))

@@ -1,6 +1,7 @@
 """Are two checkpoints forms of one model? Otherwise every figure would be of something else."""
 
 from quantkit.errors import SourceError
+from quantkit.statistics.fingerprint import Fingerprint
 from quantkit.streaming import StreamedModel
 from quantkit.weights.identity import model_fingerprint
 
@@ -11,7 +12,7 @@ _OTHER_REMEDY = (
 
 
 def check_same_model(source: StreamedModel, output: StreamedModel, *, allow_other: bool) -> None:
-    """Raises SourceError, exit code 3, where they are not. ``allow_other``: norms may differ, sizes never."""
+    """Raises SourceError, exit code 3, where they are not. ``allow_other``: weights may differ, sizes never."""
     where = output.checkpoint.directory
     for what, one, other in (
         ("layers", source.num_layers, output.num_layers),
@@ -20,11 +21,10 @@ def check_same_model(source: StreamedModel, output: StreamedModel, *, allow_othe
     ):
         if one != other:
             raise SourceError(f"has {other:,} {what}, the source has {one:,}", file=where, remedy=_REMEDY)
-    if not allow_other and _fingerprint(source) != _fingerprint(output):
-        raise SourceError(
-            "is another model than the source: the gains of their norms differ", file=where, remedy=_OTHER_REMEDY
-        )
+    difference = None if allow_other else _fingerprint(source).difference(_fingerprint(output))
+    if difference is not None:
+        raise SourceError(f"is another model than the source: {difference} differ", file=where, remedy=_OTHER_REMEDY)
 
 
-def _fingerprint(model: StreamedModel) -> str:
+def _fingerprint(model: StreamedModel) -> Fingerprint:
     return model_fingerprint(model.binding, model.family, model.checkpoint.config)

@@ -23,16 +23,17 @@ from quantkit.gate.pairs import Pairing, Pairs
 
 POWER = 0.8
 LEAST_MARGIN = 1e-6  # a ten-thousandth of a point: nobody has the questions
+LEAST_USUAL_DROP = 0.05  # points: 0.008 is likely a share
 ROUNDING = 1e-9  # points: what is equal but for floats is equal
 MOST_CONFIDENCE = 0.999  # ten of 10,000 resamples lie beyond
 
 
 class Verdict(StrEnum):
-    """Of a drop."""
+    """Of a drop: by its interval, or, with ``is_point``, by what was observed, which is within or not."""
 
     WITHIN = "within"
-    NOT_SHOWN = "not shown"  # it may be within or not
-    EXCEEDED = "exceeded"
+    NOT_SHOWN = "not shown"  # the interval holds the limit: it may be within or not
+    EXCEEDED = "exceeded"  # all of the interval lies beyond the limit, or the observed drop does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,10 @@ class GateReport:
 def check_criterion(criterion: Criterion) -> None:
     """Raises UsageError for what is no drop or no confidence."""
     if not 0 <= criterion.max_drop < 100:
-        raise UsageError(f"--max-drop {criterion.max_drop:g} are no percentage points", remedy="give 0.8, say")
+        raise UsageError(
+            f"--max-drop {criterion.max_drop:g} is no number of percentage points from 0 up to 100",
+            remedy="give 0.8, say",
+        )
     if not 0.5 < criterion.confidence <= MOST_CONFIDENCE:
         raise UsageError(
             f"--confidence {criterion.confidence:g} is not above 0.5 and at most {MOST_CONFIDENCE}",
@@ -108,6 +112,16 @@ def check_criterion(criterion: Criterion) -> None:
         )
     if criterion.is_per_task and criterion.is_pooled:
         raise UsageError("--pooled is of the overall mean, --per-task of each task", remedy="leave one of them out")
+
+
+def _doubts(criterion: Criterion) -> tuple[str, ...]:
+    """Warnings of what is likely not meant."""
+    if not 0 < criterion.max_drop < LEAST_USUAL_DROP:
+        return ()
+    return (
+        f"--max-drop {criterion.max_drop:g} is in percentage points: 1 of {100 / criterion.max_drop:,.0f} questions; "
+        f"write {100 * criterion.max_drop:g} if a share of {criterion.max_drop:g} is meant",
+    )
 
 
 def judge(pairing: Pairing, criterion: Criterion) -> GateReport:
@@ -121,7 +135,7 @@ def judge(pairing: Pairing, criterion: Criterion) -> GateReport:
         tasks=tasks,
         overall=tasks[0].comparison if len(tasks) == 1 else _compare(list(by_task.values()), criterion),
         num_unpaired=pairing.num_unpaired,
-        warnings=pairing.warnings,
+        warnings=(*_doubts(criterion), *pairing.warnings),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantkit.errors import SourceError
+from quantkit.errors import SourceError, UsageError
 from quantkit.gate.sample import Sample, parse_sample, place
 
 NO_TASK = "all"  # the task of a file that names none
@@ -21,15 +21,17 @@ Key = tuple[str, str]  # task and filter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleLog:
-    """All samples of one side, by task and filter and then by id."""
+    """All samples of one side, by task and filter and then by id. ``files``: devices and inodes of what was read."""
 
     path: Path
+    files: frozenset[tuple[int, int]]
     samples: Mapping[Key, Mapping[str, Sample]]
 
 
 def read_log(path: Path) -> SampleLog:
     """Every line of every file. Raises SourceError with file and line for what cannot be used."""
     samples: dict[Key, dict[str, Sample]] = {}
+    inodes = set()
     for file, task in _files(path):
         num_before = sum(map(len, samples.values()))
         for sample in _read_file(file, task):
@@ -43,7 +45,19 @@ def read_log(path: Path) -> SampleLog:
                 )
         if sum(map(len, samples.values())) == num_before:
             raise SourceError("is empty", file=file, remedy="run the evaluation again, or remove the file")
-    return SampleLog(path=path, samples=samples)
+        status = file.stat()
+        inodes.add((status.st_dev, status.st_ino))
+    return SampleLog(path=path, files=frozenset(inodes), samples=samples)
+
+
+def check_two_logs(baseline: SampleLog, candidate: SampleLog) -> None:
+    """Raise UsageError for a file that both sides read."""
+    if baseline.files & candidate.files:
+        raise UsageError(
+            "is a log that both sides read, which lies within any drop of itself",
+            file=candidate.path,
+            remedy="give the log of BASELINE and that of CANDIDATE",
+        )
 
 
 def _files(path: Path) -> list[tuple[Path, str]]:

@@ -5,6 +5,7 @@ Linears outside the experts are quantized side by side, then run again; gate and
 Legend: R rows, C columns, G groups, T tokens, I inner width.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,16 +18,19 @@ from torch import Tensor
 from quantkit.gptq.factor import Factor, blend, factorize
 from quantkit.gptq.hessians import LinearHessians, hessian_of
 from quantkit.gptq.quantize import CodesAndScale, quantize_gptq
+from quantkit.integrity.manifest import write_json
 from quantkit.numerics import bfloat16
 from quantkit.numerics.packing import Int4Words, pack_int4
 from quantkit.streaming import ExpertVisit, States, StreamedLayer, StreamedModel, Tokens
 from quantkit.streaming.devices import named_memory_errors
-from quantkit.streaming.layer_files import layer_file, run_layers
+from quantkit.streaming.layer_files import run_layers
+from quantkit.streaming.layer_journal import layer_file
 from quantkit.threads import ReportProgress
 from quantkit.words import WordsWriter, write_words
 
 SAMPLE_TOKENS = 512
 """Of a layer, spread evenly, that stand for all of it where an expert's own tokens are few."""
+_COUNTS = "tokens-{:05}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,15 @@ def stream_words(request: StreamRequest) -> None:
     )
 
 
+def expert_tokens(directory: Path) -> list[int]:
+    """How many tokens each expert saw, of all layers that are written there; none where no expert was quantized."""
+    return [
+        count
+        for path in sorted(directory.glob(_COUNTS.replace("{:05}", "*")))
+        for count in json.loads(path.read_bytes()).values()
+    ]
+
+
 def _write_layer(request: StreamRequest, layer: StreamedLayer, states: States) -> None:
     prefix = f"{layer.name}."
     shapes = {module: shape for module, shape in request.shapes.items() if module.startswith(prefix)}
@@ -67,6 +80,8 @@ def _write_layer(request: StreamRequest, layer: StreamedLayer, states: States) -
             writer.add(module, words_of(made))
         experts = _ExpertQuantizer(request, shapes, writer)
         layer.run(states, visit=experts if layer.experts is not None else None)
+        if experts.num_tokens:  # before the words: where they are, so is this
+            write_json(request.directory / _COUNTS.format(layer.index), experts.num_tokens)
 
 
 @torch.no_grad()
@@ -100,6 +115,7 @@ class _ExpertQuantizer:
     def __init__(self, request: StreamRequest, shapes: Mapping[str, tuple[int, int]], writer: WordsWriter) -> None:
         self._request, self._shapes, self._writer = request, shapes, writer
         self._layer_CC: Tensor | None = None
+        self.num_tokens: dict[str, int] = {}
         self._leaves = dict(zip(("gate", "up", "down"), request.model.family.expert_dims, strict=True))
 
     def __call__(self, one: ExpertVisit) -> None:
@@ -107,6 +123,7 @@ class _ExpertQuantizer:
         wanted = {part: name for part, name in names.items() if name in self._shapes}
         if not wanted:
             return
+        self.num_tokens[str(one.number)] = len(one.rows_T)
         if wanted.keys() - {"down"}:
             factor = self._gate_up(one, names["gate"])
             for part in ("gate", "up"):

@@ -15,10 +15,12 @@ from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.reader import hash_file, read_tensor
 from quantkit.checkpoint.source import stamp_of
 from quantkit.errors import SourceError
+from quantkit.statistics.fingerprint import Fingerprint
 from quantkit.tensors import F32, TensorSpec
 
 Kind = Literal["statistics", "imatrix.gguf", "imatrix.dat"]
 REMEDY = "download the file again, or make it again"
+_FEW = 64  # numbers of a row
 MOST_CHARACTERS = 200  # of what a file says of itself
 
 
@@ -47,15 +49,24 @@ class Entry:
     def read_row(self, row: int, num_cols: int) -> NDArray[np.float64]:
         """C numbers. Raises SourceError for what no second moment is."""
         stored = self.values
-        matrix = TensorSpec(F32, (self.num_values // num_cols, num_cols))
-        span = StoredTensor(stored.name, matrix, stored.path, stored.begin).rows(row, row + 1)
-        moments_C = read_tensor(span).reshape(-1).astype(np.float64)
+        moments_C = self._read(row * num_cols, (row + 1) * num_cols).astype(np.float64)
         if not np.isfinite(moments_C).all() or (moments_C < 0).any():
-            where = f" in row {row}" if matrix.shape[0] > 1 else ""
+            where = f" in row {row}" if self.num_values > num_cols else ""
             raise SourceError(
                 f"holds NaN, Inf or less than 0{where}", tensor=stored.name, file=stored.path, remedy=REMEDY
             )
         return moments_C
+
+    def is_zero(self, row: int, num_cols: int) -> bool:
+        """Whether all C numbers are 0, which weigh nothing. The first few tell it of any other row."""
+        first, last = row * num_cols, (row + 1) * num_cols
+        middle = min(first + _FEW, last)
+        return not (self._read(first, middle).any() or self._read(middle, last).any())
+
+    def _read(self, first: int, last: int) -> NDArray[np.float32]:
+        flat = TensorSpec(F32, (self.num_values,))
+        stored = StoredTensor(self.values.name, flat, self.values.path, self.values.begin)
+        return read_tensor(stored.rows(first, last)).view(np.float32)
 
     def tokens_of(self, row: int, num_cols: int) -> int | None:
         """That made a row; None where that is not known, but some did."""
@@ -78,7 +89,7 @@ class ImportanceFile:
     stamp: str
     entries: Mapping[str, Entry]
     about: Mapping[str, str]
-    model: str | None = None
+    model: Fingerprint | None = None
 
     def check_same(self) -> None:
         """Raise SourceError where another file lies there by now, or on this machine."""

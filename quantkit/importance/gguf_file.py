@@ -16,7 +16,7 @@ import numpy as np
 
 from quantkit.checkpoint.header import StoredTensor
 from quantkit.checkpoint.reader import read_chunks, read_tensor
-from quantkit.errors import SourceError, UsageError
+from quantkit.errors import SourceError, not_installed
 from quantkit.importance.file import MOST_CHARACTERS, REMEDY, Entry, fail
 from quantkit.tensors import F32, TensorSpec
 
@@ -39,8 +39,8 @@ def read_gguf(path: Path) -> tuple[Mapping[str, Entry], Mapping[str, str]]:
     try:
         from gguf import GGUFReader  # noqa: PLC0415  (for this format alone)
     except ImportError as error:
-        raise UsageError("reading a GGUF file needs the gguf package", file=path, remedy="pip install gguf") from error
-    _check_counts(path)
+        raise not_installed("reading a GGUF file", "gguf", extra="imatrix", file=path) from error
+    _check_begin(path)
     try:
         with np.errstate(over="raise"):
             reader = _bounded(GGUFReader)(path)
@@ -48,10 +48,9 @@ def read_gguf(path: Path) -> tuple[Mapping[str, Entry], Mapping[str, str]]:
         about = {key: _words(reader, f"imatrix.{key}") for key in _ABOUT}
     except _WHAT_READERS_RAISE as error:
         raise SourceError(f"cannot be read as GGUF ({error})", file=path, remedy=REMEDY) from error
-    if reader.byte_order != "I":
-        fail(path, "is big-endian GGUF, which is not read")
     if kind != "imatrix":
         fail(path, "is GGUF, but no importance matrix (its general.type is not imatrix)")
+    _check_places(reader, path)
     stored = {tensor.name: _stored(tensor, path) for tensor in reader.tensors if tensor.name.endswith((_SUMS, _COUNTS))}
     entries = {}
     for name in stored:
@@ -64,14 +63,27 @@ def read_gguf(path: Path) -> tuple[Mapping[str, Entry], Mapping[str, str]]:
     return entries, {key: value for key, value in about.items() if value}
 
 
-def _check_counts(path: Path) -> None:
-    """How many keys and tensors the file claims: a reader makes an object of each."""
+def _check_begin(path: Path) -> None:
+    """In which order bytes lie, and how many keys and tensors the file claims: a reader makes an object of each."""
     begin = b"".join(bytes(chunk) for chunk in read_chunks(path, 0, 24))
     if len(begin) < 24:
         fail(path, "is truncated")
-    num_tensors, num_keys = struct.unpack("<QQ", begin[8:])
+    version, num_tensors, num_keys = struct.unpack("<IQQ", begin[4:])
+    if not version & 0xFFFF:
+        fail(path, "is big-endian GGUF, which is not read")
     if num_tensors > _MOST_TENSORS or num_keys > _MOST_KEYS:
         fail(path, f"claims {num_tensors} tensors and {num_keys} keys, which no importance matrix has")
+
+
+def _check_places(reader: "GGUFReader", path: Path) -> None:
+    """One behind another in the order of the header, each at the next multiple of the alignment: as ggml has it."""
+    position = int(reader.data_offset)
+    for tensor in reader.tensors:
+        if int(tensor.data_offset) != position:
+            begin = int(tensor.data_offset) - int(reader.data_offset)
+            expected = position - int(reader.data_offset)
+            fail(path, f"lies at byte {begin} of the data, where {expected} is its place", tensor=tensor.name)
+        position += -(-int(tensor.n_bytes) // int(reader.alignment)) * int(reader.alignment)
 
 
 def _bounded(base: "type[GGUFReader]") -> "type[GGUFReader]":

@@ -7,12 +7,15 @@ import numpy as np
 
 from quantkit.errors import SourceError
 from quantkit.importance.file import MOST_CHARACTERS, REMEDY, Entry
-from quantkit.statistics.file import Statistics, open_statistics
+from quantkit.statistics.file import SAMPLES_KEY, Statistics, open_statistics
+from quantkit.statistics.fingerprint import Fingerprint
 from quantkit.statistics.names import SECOND_MOMENT, TOKEN_COUNT
 from quantkit.tensors import F32, I64
 
+_NOT_TOLD = ("format", SAMPLES_KEY)
 
-def read_statistics(path: Path) -> tuple[Mapping[str, Entry], Mapping[str, str], str]:
+
+def read_statistics(path: Path) -> tuple[Mapping[str, Entry], Mapping[str, str], Fingerprint]:
     """Entries by module, what the file says of itself, and the fingerprint of its model."""
     statistics = open_statistics(path)
     entries = {
@@ -20,8 +23,8 @@ def read_statistics(path: Path) -> tuple[Mapping[str, Entry], Mapping[str, str],
         for name in statistics.tensors
         if name.endswith(SECOND_MOMENT)
     }
-    about = {key: value[:MOST_CHARACTERS] for key, value in sorted(statistics.metadata.items()) if key != "format"}
-    return entries, about, statistics.model
+    about = {key: value[:MOST_CHARACTERS] for key, value in sorted(statistics.metadata.items()) if key not in _NOT_TOLD}
+    return entries, about, statistics.fingerprint
 
 
 def _entry(statistics: Statistics, module: str) -> Entry:

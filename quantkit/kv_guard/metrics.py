@@ -14,7 +14,7 @@ class Metrics:
 
     def __init__(self, identity: PoolIdentity) -> None:
         self._pool = identity.pool
-        self.checks = self.pages = self.lost = self.aborted = 0
+        self.checks = self.pages = self.lost = self.aborted = self.unwritten = 0
         self.seconds = 0.0
         self.violations: Counter[Fault] = Counter()
 
@@ -40,6 +40,7 @@ class Metrics:
                 {f'{label},fault="{fault}"': self.violations[fault] for fault in Fault},
             ),
             *_counter("violations_lost_total", "Violations for which a step's ring had no room.", {label: self.lost}),
+            *_counter("incidents_unwritten_total", "Violations that the file did not take.", {label: self.unwritten}),
             *_counter("aborted_requests_total", "Requests that were ended.", {label: self.aborted}),
         ]
         return "\n".join(lines) + "\n"

@@ -1,7 +1,6 @@
 """The tracker that tags pages: arrays beside a pool, and what each event does to them."""
 
 import secrets
-from collections import deque
 
 import torch
 from torch import Tensor
@@ -21,13 +20,10 @@ from quantkit.kv_guard.dispatch import (
     twins,
 )
 from quantkit.kv_guard.identity import Chains
-from quantkit.kv_guard.incidents import IncidentFile
-from quantkit.kv_guard.metrics import Metrics
 from quantkit.kv_guard.page_events import Beside, Line
 from quantkit.kv_guard.settings import GuardSettings
-from quantkit.kv_guard.snapshots import Snapshot, Stopwatch, copy_ring
-from quantkit.kv_guard.tracker import Held, KvGuardError, Mode, Step, Verdict, aborted_requests
-from quantkit.kv_guard.violations import Violation, read_line
+from quantkit.kv_guard.tracker import Held, KvGuardError, Step, Verdict
+from quantkit.kv_guard.verdicts import Verdicts
 
 
 class PageTagTracker:
@@ -40,31 +36,26 @@ class PageTagTracker:
         size = settings.size
         self.settings = settings
         self.chains = Chains(settings.identity.key())
-        self.metrics = Metrics(settings.identity)
         self.tags = new_tags(size.num_pages, device)
         self.expectations = new_expectations(size.num_rows, size.most_pages, device)
         self._ops = ops_for(self.tags.seals_P.device)
         self._ring = new_ring(settings.ring_lines, device)
+        self._verdicts = Verdicts(settings, self._ring, on=self.tags.seals_P)
+        self.metrics = self._verdicts.metrics
         self._captured: Captured = new_captured(size.num_rows, size.most_pages, device)
-        self._incidents = IncidentFile(settings.incidents, settings.identity)
         first = settings.first_generation
         self._generation = (secrets.randbits(64) or 1) if first is None else first
-        self._names: dict[int, str] = {}
-        self._step = 0
         self._launched: Step | None = None
         dirty = torch.zeros(size.num_pages, dtype=torch.bool, device=device)
         self._beside = Beside(dirty_P=dirty, touched_P=dirty.clone())
-        self._num_checked = 0
-        self._stopwatch = Stopwatch(self.tags.seals_P)
-        self._snapshots: deque[Snapshot] = deque()
         self.clear()
 
     def open(self, row: int, request: str) -> None:
-        self._names[row] = request
+        self._verdicts.names[row] = request
         self.expectations.seals_RL[row].fill_(UNGRANTED)
 
     def close(self, row: int) -> None:
-        self._names.pop(row, None)
+        self._verdicts.names.pop(row, None)
         self.expectations.seals_RL[row].fill_(NEVER)
 
     def grant(
@@ -72,7 +63,7 @@ class PageTagTracker:
     ) -> None:
         drawn = self._next_generations(len(pages)) if first_generation is None else first_generation
         if self._beside.is_on:
-            line = Line(rows=rows, step=self._step)
+            line = Line(rows=rows, step=self._verdicts.step)
             page_events.check_untouched(self._beside, self.tags, self._ring, pages, line, indices)
         self._ops.grant_pages(
             self.tags,
@@ -83,21 +74,21 @@ class PageTagTracker:
             indices,
             owners,
             first_generation=drawn,
-            step=self._step,
+            step=self._verdicts.step,
         )
         if self._beside.is_on:
             page_events.spoil_touched(self._beside, self.tags, pages)
 
     def release(self, pages: Tensor) -> None:
         if self._beside.is_on:
-            page_events.check_over(self._beside, self.tags, self._ring, pages, Line(rows=-1, step=self._step))
+            page_events.check_over(self._beside, self.tags, self._ring, pages, Line(rows=-1, step=self._verdicts.step))
         self._ops.release_pages(
-            self.tags, self._ring, pages, first_generation=self._next_generations(len(pages)), step=self._step
+            self.tags, self._ring, pages, first_generation=self._next_generations(len(pages)), step=self._verdicts.step
         )
 
     def cache(self, pages: Tensor, rows: Tensor, indices: Tensor) -> Held:
         held = page_events.held_by(self.expectations, rows, indices)
-        page_events.check_holder(self.tags, self._ring, pages, held, Line(rows=rows, step=self._step))
+        page_events.check_holder(self.tags, self._ring, pages, held, Line(rows=rows, step=self._verdicts.step))
         page_events.share_pages(self.tags, pages)
         return held
 
@@ -106,7 +97,7 @@ class PageTagTracker:
 
     def move(self, sources: Tensor, targets: Tensor, rows: Tensor, indices: Tensor) -> None:
         held = page_events.held_by(self.expectations, rows, indices)
-        page_events.check_holder(self.tags, self._ring, sources, held, Line(rows=rows, step=self._step))
+        page_events.check_holder(self.tags, self._ring, sources, held, Line(rows=rows, step=self._verdicts.step))
         self.grant(targets, rows, indices, held.owners)
         self.release(sources)
 
@@ -116,7 +107,7 @@ class PageTagTracker:
 
     def copied(self, sources: Tensor, rows: Tensor, indices: Tensor, to_rows: Tensor) -> None:
         held = page_events.held_by(self.expectations, rows, indices)
-        page_events.check_holder(self.tags, self._ring, sources, held, Line(rows=to_rows, step=self._step))
+        page_events.check_holder(self.tags, self._ring, sources, held, Line(rows=to_rows, step=self._verdicts.step))
 
     def truncate(self, rows: Tensor, num_pages: Tensor) -> None:
         self._forget(rows, self._indices(rows) >= num_pages[:, None], UNGRANTED)
@@ -128,7 +119,7 @@ class PageTagTracker:
         self.expectations.seals_RL.fill_(NEVER)
         if self._beside.is_on:
             every = torch.arange(self.tags.num_pages, device=self.tags.seals_P.device)
-            page_events.check_over(self._beside, self.tags, self._ring, every, Line(rows=-1, step=self._step))
+            page_events.check_over(self._beside, self.tags, self._ring, every, Line(rows=-1, step=self._verdicts.step))
         page_events.free_all(self.tags, self._next_generations(self.tags.num_pages))
 
     def announce(self, pages: Tensor) -> None:
@@ -141,7 +132,7 @@ class PageTagTracker:
 
     def reserve(self, pages: Tensor) -> None:
         self._beside.is_on = True
-        page_events.reserve_pages(self._beside, self.tags, self._ring, pages, Line(rows=-1, step=self._step))
+        page_events.reserve_pages(self._beside, self.tags, self._ring, pages, Line(rows=-1, step=self._verdicts.step))
 
     def send(self, pages: Tensor, held: Held, checksums: Tensor | None = None) -> Tensor:
         self.sent(pages, held)
@@ -154,11 +145,11 @@ class PageTagTracker:
         page_events.land_tags(self.tags, pages, tags)
 
     def sent(self, pages: Tensor, held: Held) -> None:
-        page_events.check_holder(self.tags, self._ring, pages, held, Line(rows=-1, step=self._step))
+        page_events.check_holder(self.tags, self._ring, pages, held, Line(rows=-1, step=self._verdicts.step))
 
     def arrive(self, pages: Tensor, rows: Tensor, indices: Tensor, checksums: Tensor | None = None) -> None:
         held = page_events.held_by(self.expectations, rows, indices)
-        line = Line(rows=rows, step=self._step)
+        line = Line(rows=rows, step=self._verdicts.step)
         page_events.accept_arrived(self.tags, self._ring, pages, held, checksums, line)
         page_events.spoil_touched(self._beside, self.tags, pages)
         page_events.set_states(self.tags, pages, of=AWAITING, to=HELD)
@@ -166,14 +157,16 @@ class PageTagTracker:
     def store(self, pages: Tensor, held: Held, checksums: Tensor | None = None) -> Held:
         own = twins.generations(self._next_generations(len(pages)), len(pages), pages.device)
         kept = Held(generations=own, owners=held.owners.to(own.device), indices=held.indices.to(own.device))
-        page_events.accept_arrived(self.tags, self._ring, pages, kept, checksums, Line(rows=-1, step=self._step))
+        page_events.accept_arrived(
+            self.tags, self._ring, pages, kept, checksums, Line(rows=-1, step=self._verdicts.step)
+        )
         page_events.spoil_touched(self._beside, self.tags, pages)
         page_events.share_pages(self.tags, pages)
         return kept
 
     def spoil(self, pages: Tensor) -> tuple[str, ...]:
         rows = page_events.spoil(self.tags, self.expectations, pages).nonzero()[:, 0].tolist()
-        return tuple(self._names[row] for row in rows if row in self._names)
+        return tuple(self._verdicts.names[row] for row in rows if row in self._verdicts.names)
 
     def own_pages(self, row: int, first: int, pages: Tensor) -> Tensor:
         seals = self.expectations.seals_RL[row, first : first + len(pages)]
@@ -185,8 +178,8 @@ class PageTagTracker:
                 f"a batch of {len(step.rows)} rows and {step.most_pages} pages, {self.settings.size} was said",
                 remedy="attach the guard with the sizes of this pool",
             )
-        number = self._step
-        with self._stopwatch:
+        number = self._verdicts.step
+        with self._verdicts.stopwatch:
             self._ops.check_pages(
                 self.tags,
                 self.expectations,
@@ -203,7 +196,7 @@ class PageTagTracker:
                 captured=self._captured,
             )
         self._launched = step
-        self._num_checked += len(step.rows) * step.most_pages
+        self._verdicts.count_checked(len(step.rows) * step.most_pages)
         return number
 
     def launched_pages(self) -> Tensor:
@@ -213,7 +206,7 @@ class PageTagTracker:
         return self._captured.pages_BL[: len(step.rows), : step.most_pages].reshape(-1).long()
 
     def check_writes(self, slots: Tensor, rows: Tensor, positions: Tensor) -> None:
-        with self._stopwatch:
+        with self._verdicts.stopwatch:
             self._ops.check_writes(
                 self.tags,
                 self.expectations,
@@ -222,14 +215,14 @@ class PageTagTracker:
                 rows,
                 positions,
                 page_size=self.settings.size.page_size,
-                step=self._step,
+                step=self._verdicts.step,
                 null_page=self.settings.size.null_page,
             )
 
     def after_step(self) -> None:
         step = self._launched
         assert step is not None, "before_step was not called"
-        with self._stopwatch:
+        with self._verdicts.stopwatch:
             if step.is_steady:
                 page_events.read_again(self._captured, step, self.settings.size)
             self._ops.check_captured(
@@ -239,35 +232,18 @@ class PageTagTracker:
                 self._captured,
                 step.rows,
                 most_pages=step.most_pages,
-                step=self._step,
+                step=self._verdicts.step,
             )
-        self._num_checked += len(step.rows) * step.most_pages
-        self._snapshots.append(self._snapshot())
-        self._launched, self._num_checked = None, 0
-        self._step += 1
+        self._verdicts.count_checked(len(step.rows) * step.most_pages)
+        self._launched = None
+        self._verdicts.close_step()
 
     def verdict(self, step: int) -> Verdict:
-        while self._snapshots and self._snapshots[0].step < step:
-            self._read(self._snapshots.popleft())  # a result that the engine threw away
-        if not self._snapshots or self._snapshots[0].step != step:
-            raise KvGuardError(f"step {step} was not checked, or its verdict was read", remedy="call after_step first")
-        return self._read(self._snapshots.popleft())
+        return self._verdicts.of(step)
 
     def settle(self) -> Verdict:
         assert self._launched is None, "a step is running"
-        return self._read(self._snapshot())
-
-    def _snapshot(self) -> Snapshot:
-        count, lines, ready = copy_ring(self._ring)
-        return Snapshot(
-            step=self._step,
-            num_checked=self._num_checked,
-            names=dict(self._names),
-            count=count,
-            lines=lines,
-            ready=ready,
-            timing=self._stopwatch.take(),
-        )
+        return self._verdicts.settle()
 
     def _forget(self, rows: Tensor, which_BL: Tensor, instead: int) -> None:
         seals = self.expectations.seals_RL
@@ -275,32 +251,6 @@ class PageTagTracker:
 
     def _indices(self, beside: Tensor) -> Tensor:
         return torch.arange(self.settings.size.most_pages, device=beside.device)[None]
-
-    def _read(self, snapshot: Snapshot) -> Verdict:
-        snapshot.wait()
-        count = int(snapshot.count[0])
-        kept = snapshot.lines[: min(count, self._ring.num_lines)].tolist()
-        violations = tuple(self._violation(line, snapshot.names) for line in kept)
-        verdict = Verdict(
-            step=snapshot.step,
-            violations=violations,
-            lost=count - len(violations),
-            aborted=aborted_requests(
-                violations, self.settings.mode, lost=count - len(violations), requests=snapshot.names.values()
-            ),
-        )
-        self.metrics.count(verdict, num_pages=snapshot.num_checked, seconds=snapshot.timing.seconds)
-        self._incidents.write(violations)
-        if count and self.settings.mode is Mode.HALT:
-            raise KvGuardError(
-                f"step {snapshot.step}: {count} violations, the first: {violations[0].text}",
-                remedy="read the incident file with `quantkit kv-guard explain`",
-            )
-        return verdict
-
-    def _violation(self, line: list[int], names: dict[int, str]) -> Violation:
-        size = self.settings.size
-        return read_line(line, names, num_pages=size.num_pages, page_size=size.page_size)
 
     def _next_generations(self, count: int) -> int:
         """The first of ``count`` numbers that nothing was granted under, of 2^64; 0 is left out."""

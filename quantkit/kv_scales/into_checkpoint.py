@@ -36,7 +36,7 @@ from quantkit.verify.structure import check_contract, open_output
 
 SHARD_NAME = "model-kv-scales.safetensors"
 _RUN: Mapping[str, Any] = {"command": "kv-scales"}
-_SIDECAR = "leave --write-to out: a file beside the checkpoint needs no more"
+_SIDECAR = "leave --write-to out for a file of its own; README.md, FP8 KV scales, says how it is put into a checkpoint"
 _DAMAGED = Finding(
     check="files",
     message="its sha256 is not the manifest's: the file is damaged",

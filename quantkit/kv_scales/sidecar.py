@@ -18,7 +18,7 @@ from quantkit.kv_scales.spelling import config_section, scale_tensors, sglang_do
 from quantkit.tensors import F32, TensorSpec
 
 Tensors = Mapping[str, NDArray[np.float32]]
-_MARK = "quantkit_kv_scales"
+MARK = "quantkit_kv_scales"
 _SUFFIXES = {"sglang": ".json", "compressed-tensors": ".safetensors", "modelopt": ".safetensors"}
 
 
@@ -53,4 +53,4 @@ def write_tensors(path: Path, tensors: Tensors, about: Mapping[str, str]) -> Non
 
 def _about(report: KvScaleReport) -> dict[str, str]:
     document: dict[str, Any] = {**scales_document(report), "quantization_config": config_section(report.kind)}
-    return {_MARK: json.dumps(document, sort_keys=True, separators=(",", ":"))}
+    return {MARK: json.dumps(document, sort_keys=True, separators=(",", ":"))}

@@ -112,7 +112,7 @@ def _of_any_expert(module: str) -> str:
 
 
 class _Layers:
-    """Tokens of every entry's rows, looked up once."""
+    """Tokens of every entry's rows, looked up once: none, where their moments are all 0 and so say nothing."""
 
     def __init__(self, file: ImportanceFile) -> None:
         self._file = file
@@ -130,7 +130,8 @@ class _Layers:
         if name not in self._tokens:
             entry: Entry = self._file.entries[name]
             rows = range(entry.num_values // num_cols)
-            self._tokens[name] = [entry.tokens_of(row, num_cols) for row in rows]
+            tokens = {row: entry.tokens_of(row, num_cols) for row in rows}
+            self._tokens[name] = [0 if one == 0 or entry.is_zero(row, num_cols) else one for row, one in tokens.items()]
         return self._tokens[name]
 
 

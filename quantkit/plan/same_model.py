@@ -6,11 +6,12 @@ from quantkit.checkpoint.header import read_header
 from quantkit.families import FAMILIES
 from quantkit.plan.plan import Plan
 from quantkit.statistics.file import check_fingerprint, fingerprint_of
+from quantkit.statistics.fingerprint import Fingerprint
 from quantkit.weights.binding import Binding
 from quantkit.weights.identity import model_fingerprint
 
 
-def check_model(plan: Plan, fingerprint: str, path: Path) -> tuple[str, ...]:
+def check_model(plan: Plan, fingerprint: Fingerprint, path: Path) -> tuple[str, ...]:
     """Warnings where it cannot be told. Raises SourceError for statistics of another model; ``path``: their file."""
     if plan.checkpoint.is_assumed or not all(shard.path.is_file() for shard in plan.checkpoint.shards):
         return (f"whether {path.name} is of this very model is not known: its weights are not on this disk",)

@@ -12,19 +12,20 @@ from quantkit.checkpoint.header import StoredTensor, read_header
 from quantkit.checkpoint.reader import read_tensor
 from quantkit.checkpoint.whole_file import check_new_file, whole_shard
 from quantkit.errors import SourceError
+from quantkit.statistics.fingerprint import Fingerprint, fingerprint_from
 from quantkit.tensors import F32, I64, TensorSpec
 
 Array = NDArray[np.float32 | np.int64]
 
 VERSION = "1"
-_VERSION_KEY, _MODEL_KEY = "quantkit_statistics", "model"
+_VERSION_KEY, _MODEL_KEY, SAMPLES_KEY = "quantkit_statistics", "model", "model_samples"
 _REMEDY = "make it with quantkit calibrate"
 _DTYPES = {np.dtype(np.float32): F32, np.dtype(np.int64): I64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """A statistics file, its header read. ``model``: fingerprint of the weights that were run (`weights.identity`)."""
+    """A statistics file, its header read. ``model``: digest of the norms of what was run (`weights.identity`)."""
 
     path: Path
     model: str
@@ -43,9 +44,13 @@ class Statistics:
             )
         return array
 
-    def check_model(self, fingerprint: str) -> None:
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return fingerprint_from(self.model, self.metadata.get(SAMPLES_KEY, ""))
+
+    def check_model(self, fingerprint: Fingerprint) -> None:
         """Raise SourceError unless these are statistics of that model."""
-        check_fingerprint(self.model, fingerprint, self.path)
+        check_fingerprint(self.fingerprint, fingerprint, self.path)
 
 
 def open_statistics(path: Path) -> Statistics:
@@ -66,22 +71,25 @@ def open_statistics(path: Path) -> Statistics:
     )
 
 
-def fingerprint_of(metadata: Mapping[str, str]) -> str | None:
+def fingerprint_of(metadata: Mapping[str, str]) -> Fingerprint | None:
     """Of the model, as the metadata of a statistics file say it; None of another file."""
-    return metadata.get(_MODEL_KEY, "") if _VERSION_KEY in metadata else None
+    if _VERSION_KEY not in metadata:
+        return None
+    return fingerprint_from(metadata.get(_MODEL_KEY, ""), metadata.get(SAMPLES_KEY, ""))
 
 
-def check_fingerprint(found: str, expected: str, path: Path) -> None:
+def check_fingerprint(found: Fingerprint, expected: Fingerprint, path: Path) -> None:
     """Raise SourceError where the statistics of ``path`` are not of the model that is expected."""
-    if found != expected:
+    difference = found.difference(expected)
+    if difference is not None:
         raise SourceError(
-            f"was made from another model or revision ({found[:12]}, this one is {expected[:12]})",
+            f"was made from another model or revision: {difference} differ",
             file=path,
             remedy="calibrate this checkpoint, or one of the same revision in another format",
         )
 
 
-def write_statistics(path: Path, arrays: Mapping[str, Array], *, model: str, about: Mapping[str, str]) -> None:
+def write_statistics(path: Path, arrays: Mapping[str, Array], *, model: Fingerprint, about: Mapping[str, str]) -> None:
     """The file appears whole or not at all. ``about``: what else is told of it, as strings.
 
     The same arrays give the same bytes. Raises UsageError where the file is there already.
@@ -90,7 +98,7 @@ def write_statistics(path: Path, arrays: Mapping[str, Array], *, model: str, abo
     _write(path, specs, arrays.__getitem__, model=model, about=about)
 
 
-def join_statistics(path: Path, parts: Sequence[Statistics], *, model: str, about: Mapping[str, str]) -> None:
+def join_statistics(path: Path, parts: Sequence[Statistics], *, model: Fingerprint, about: Mapping[str, str]) -> None:
     """All tensors of several files in one, read one by one. Raises as ``write_statistics``."""
     owners = {name: part for part in parts for name in part.tensors}
     specs = {name: part.tensors[name].spec for name, part in owners.items()}
@@ -102,11 +110,11 @@ def _write(
     specs: Mapping[str, TensorSpec],
     read: Callable[[str], Array],
     *,
-    model: str,
+    model: Fingerprint,
     about: Mapping[str, str],
 ) -> None:
     check_new_file(path)
-    metadata = {"format": "pt", _VERSION_KEY: VERSION, _MODEL_KEY: model, **about}
+    metadata = {"format": "pt", _VERSION_KEY: VERSION, _MODEL_KEY: model.norms, SAMPLES_KEY: model.text, **about}
     with whole_shard(path, specs, metadata) as writer:
         for name in writer.specs:
             writer.write(name, read(name))

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import transformers
 from huggingface_hub.errors import StrictDataclassError
 
 from quantkit.checkpoint.file_names import CONFIG_NAME
@@ -59,6 +58,8 @@ def build_skeleton(text_config: Mapping[str, Any]) -> Any:
 
 
 def _class_of(name: str) -> Any:
+    import transformers  # it takes seconds, and much is checked before
+
     found = getattr(transformers, name, None)
     if found is None:
         raise SourceError(f"this release of transformers has no {name}", file=CONFIG_NAME, remedy=_NEWER)

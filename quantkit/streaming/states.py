@@ -15,15 +15,16 @@ from quantkit.errors import ResourceError, SourceError
 from quantkit.hidden_states import state_bytes
 from quantkit.machine import bytes_text
 
-_CARRY = "carry"
+_CARRY = "carry-{}"
+_STATES = "states-{}"
 
 
 @dataclass(slots=True, kw_only=True)
 class States:
     """Where all sequences are: ``layer`` of them have run.
 
-    ``directory``: where files are mapped instead of memory. States before and after a layer are two files that take
-    turns, so that a layer which was interrupted can be run again.
+    ``directory``: where files are mapped instead of memory. States before and after a layer, and what is handed on, are
+    two files that take turns, so that a layer which was interrupted can be run again.
     """
 
     num_sequences: int
@@ -41,7 +42,7 @@ class States:
     @property
     def hidden(self) -> Tensor:
         """Input of the next layer. Raises SourceError where an earlier run's is not there any more."""
-        name = f"states-{self.layer % 2}"
+        name = _STATES.format(self.layer % 2)
         if self.layer and self.directory is not None and name not in self._stores:
             self._check_there(self.directory / f"{name}.bin")
         return self.store(name, width=self.width, dtype=self.dtype)
@@ -59,16 +60,16 @@ class States:
     @property
     def after(self) -> Tensor:
         """Room for its output."""
-        return self.store(f"states-{(self.layer + 1) % 2}", width=self.width, dtype=self.dtype)
+        return self.store(_STATES.format((self.layer + 1) % 2), width=self.width, dtype=self.dtype)
 
     @property
     def carry(self) -> Tensor | None:
         """Indices that some layers take from the one before."""
-        return self._stores.get(_CARRY)
+        return self._stores.get(_CARRY.format(self.layer % 2))
 
     def hand_on(self, first: int, last: int, indices: Tensor) -> None:
         """Keep int32 indices [N, S, K] of sequences ``[first, last)`` for the next layer."""
-        carry_TK = self.store(_CARRY, width=indices.shape[-1], dtype=indices.dtype)
+        carry_TK = self.store(_CARRY.format((self.layer + 1) % 2), width=indices.shape[-1], dtype=indices.dtype)
         self.rows(carry_TK, first, last)[:] = indices
 
     def store(self, name: str, *, width: int, dtype: torch.dtype) -> Tensor:
@@ -82,8 +83,9 @@ class States:
     def keep(self) -> None:
         """Count one layer more, its output on the disk where the states are in files."""
         if self.directory is not None:
-            for name in (f"states-{(self.layer + 1) % 2}", *([_CARRY] if _CARRY in self._stores else [])):
-                _flush(self.directory / f"{name}.bin")
+            for path in state_files(self.directory, self.layer + 1):
+                if path.stem in self._stores:
+                    _flush(path)
         self.layer += 1
 
     def batches(self, tokens: int) -> list[tuple[int, int]]:
@@ -94,6 +96,11 @@ class States:
     def rows(self, store_TX: Tensor, first: int, last: int) -> Tensor:
         """View [N, S, X] of a store at sequences ``[first, last)``."""
         return store_TX[first * self.length : last * self.length].view(last - first, self.length, -1)
+
+
+def state_files(directory: Path, layer: int) -> tuple[Path, Path]:
+    """Of the states behind ``layer`` layers, and of the indices that the last of them hands on, if it does."""
+    return directory / f"{_STATES.format(layer % 2)}.bin", directory / f"{_CARRY.format(layer % 2)}.bin"
 
 
 def open_states(
@@ -115,10 +122,10 @@ def open_states(
     if directory is None:
         return states
     if layer:
-        carry = directory / f"{_CARRY}.bin"
+        _, carry = state_files(directory, layer)
         if carry.exists():
             columns = carry.stat().st_size // (states.num_tokens * torch.int32.itemsize)
-            states.store(_CARRY, width=columns, dtype=torch.int32)
+            states.store(carry.stem, width=columns, dtype=torch.int32)
         return states
     for path in directory.glob("*.bin"):
         path.unlink()

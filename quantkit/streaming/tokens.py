@@ -9,14 +9,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quantkit.checkpoint.header import read_header
+from quantkit.checkpoint.header import looks_like_text, read_header
 from quantkit.checkpoint.reader import read_tensor
-from quantkit.errors import SourceError, UsageError, first_line
+from quantkit.errors import SourceError, UsageError
 from quantkit.tensors import I64
 
 LEAST_LENGTH = 2  # a token, and one to be told from it
 _IDS = "input_ids"
+_FIRST = 256  # bytes that tell a text
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _MAKE_TOKENS = "make a safetensors file with input_ids, I64 [sequences, length], and give it with --tokens"
+_REMEDY = f"put the tokenizer of this model there, or {_MAKE_TOKENS}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +54,24 @@ def read_tokens(path: Path, *, vocabulary: int, sequences: int | None = None) ->
 
     Raises SourceError for another file, a shape that cannot be meant and ids beyond the vocabulary.
     """
+    check_no_text(path)
     found = [tensor for tensor in read_header(path).tensors if tensor.name == _IDS]
     if not found or found[0].spec.dtype != I64 or len(found[0].spec.shape) != 2:
         what = f"holds {found[0].spec}" if found else "is missing"
         raise SourceError(what, tensor=_IDS, file=path, remedy="store it as I64 [sequences, length]")
     ids_NS = np.asarray(read_tensor(found[0]), dtype=np.int64)[:sequences]
     return _checked(ids_NS, path, vocabulary)
+
+
+def check_no_text(path: Path) -> None:
+    """Raise SourceError for a text where token ids are wanted; what cannot be read is told by who reads it."""
+    try:
+        with path.open("rb") as stream:
+            begin = stream.read(_FIRST)
+    except OSError:
+        return
+    if looks_like_text(begin):
+        raise SourceError("is a text, and --tokens takes a safetensors file", file=path, remedy="give it with --text")
 
 
 def tokenize(path: Path, model: Path, *, vocabulary: int, length: int, sequences: int | None = None) -> Tokens:
@@ -73,7 +88,10 @@ def tokenize(path: Path, model: Path, *, vocabulary: int, length: int, sequences
         num_windows = min(num_windows, sequences)
     if not num_windows:
         raise SourceError(
-            f"has {len(ids)} tokens, fewer than one sequence of {length}", file=path, remedy="give a longer text"
+            f"has {len(ids)} tokens, fewer than one sequence of {length}",
+            file=path,
+            remedy="give a longer text"
+            + (f", or a --length of at most {len(ids)}" if len(ids) >= LEAST_LENGTH else ""),
         )
     return _checked(ids[: num_windows * length].reshape(num_windows, length), path, vocabulary)
 
@@ -89,6 +107,10 @@ def read_text(path: Path) -> str:
 
 
 def _encode(text: str, model: Path) -> list[int]:
+    if not any((model / name).is_file() for name in _TOKENIZERS):
+        raise SourceError(
+            f"there is no {_TOKENIZERS[0]} (nor {', '.join(_TOKENIZERS[1:])})", file=model, remedy=_REMEDY
+        )
     from transformers import AutoTokenizer
 
     try:
@@ -96,11 +118,16 @@ def _encode(text: str, model: Path) -> list[int]:
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
         raise SourceError(
-            f"has no tokenizer that transformers builds without its own code ({first_line(error).rstrip(' :')})",
+            f"has no tokenizer that transformers builds without its own code ({_whole(error)})",
             file=model,
             remedy=_MAKE_TOKENS,
         ) from error
     return list(ids)
+
+
+def _whole(error: Exception) -> str:
+    """What a library says, all of it: its first line may end in the midst of a sentence."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _checked(ids_NS: NDArray[np.int64], path: Path, vocabulary: int) -> Tokens:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantkit.codecs.int4_group import Int4Group
-from quantkit.errors import ResourceError, UsageError
+from quantkit.errors import ResourceError, UsageError, not_installed
 from quantkit.numerics.packing import Int4Words
 from quantkit.transcode.kernels import INT4_GROUP, Quantized, fp8_place, kernel_values, kernels_for
 from quantkit.transcode.rows import Rows
@@ -75,9 +75,7 @@ def choose_kernels(device: str) -> ChooseKernels:
     try:
         from quantkit_kernels.staging import Lane, count_gpus
     except ImportError as error:
-        raise UsageError(
-            f"--device {device} needs torch and Triton", remedy="pip install torch triton safetensors"
-        ) from error
+        raise not_installed(f"--device {device}", "torch and Triton", extra="kernels") from error
     here = tuple(f"cuda:{index}" for index in range(count_gpus()))
     names = here if names == (ALL_GPUS,) else names
     missing = [name for name in names if name not in here]

@@ -105,6 +105,15 @@ class Words:
             raise SourceError(what, tensor=module, file=scale.path, remedy=_AGAIN)
         return words
 
+    def check_files(self) -> None:
+        """Hash all files. Raises SourceError for one that is not what it was as the document was written."""
+        for name, sha256 in self.document["files"].items():
+            path = self.directory / name
+            if path.is_symlink() or hash_file(path) != sha256:
+                raise SourceError(
+                    "is not what it was when it was made", file=path, remedy="give --no-resume to make all words anew"
+                )
+
     def check_modules(self, shapes: Mapping[str, tuple[int, int]], *, group_size: int) -> None:
         """Raise SourceError unless these are words of exactly these modules, in groups of this size."""
         strange = sorted(self.modules - shapes.keys())

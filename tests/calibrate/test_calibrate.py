@@ -139,7 +139,9 @@ def assert_counts(statistics, name, rows):
 
 def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(tmp_path):
     lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
+    (tmp_path / "whole.safetensors.draft").write_text("precious")
     run(tmp_path / "source", tmp_path / "whole.safetensors")
+    assert (tmp_path / "whole.safetensors.draft").read_text() == "precious"  # of somebody else
 
     class StopError(Exception):
         pass
@@ -161,6 +163,20 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(tmp_path):
     assert len(stages) == 2
     assert (tmp_path / "stats.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
     assert not (tmp_path / "stats.safetensors.partial").exists()
+
+
+@pytest.mark.parametrize("name", ["layer-00000.safetensors", "states/states-1.bin"])
+def test_what_was_damaged_behind_a_kill_is_made_again(tmp_path, name):
+    lively_checkpoint(tmp_path / "source", "glm_moe_dsa")
+    run(tmp_path / "source", tmp_path / "whole.safetensors")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "source", tmp_path / "stats.safetensors", report_progress=interrupt)
+    path = tmp_path / "stats.safetensors.partial" / name
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    run(tmp_path / "source", tmp_path / "stats.safetensors")
+    assert (tmp_path / "stats.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
 
 def interrupt(_, done):

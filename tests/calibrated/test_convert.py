@@ -23,6 +23,7 @@ from tests.convert.helpers import directory_bytes, load_output
 from tests.streaming.models import lively_checkpoint
 from tests.test_transformers import log_probabilities
 
+OURS = ("warning: ", "quantkit: ", "convert: ", "hash the output: ", "verify")
 EXPERT = "model.layers.1.mlp.experts.3"
 ROOT = Path(__file__).parents[2]
 
@@ -67,8 +68,9 @@ def test_gptq_of_llm_compressor_becomes_an_output_like_any_other(source, tmp_pat
     (tmp_path / "out.partial").unlink()
     result = convert(source, tmp_path, "--method", "gptq")  # with the words that are there
     assert result.returncode == 0, result.stderr
-    assert "Calibrating" not in result.stderr
-    assert "Calibrating" in stopped.stderr
+    assert not [line for line in stopped.stderr.splitlines() if not line.startswith(OURS)]
+    assert "warning: llm-compressor: MoE is being linearized" in stopped.stderr
+    assert "llm-compressor" not in result.stderr
     jsonschema.validate(json.loads(result.stdout), json.loads((SCHEMAS / "convert.json").read_text()))
     output = tmp_path / "out"
     assert {path.name for path in tmp_path.iterdir()} == {"out", "tokens.safetensors"}
@@ -119,6 +121,9 @@ def test_streaming_needs_no_other_library_and_leaves_nothing_behind(source, tmp_
     assert {path.name for path in tmp_path.iterdir()} == {"out", "tokens.safetensors"}
     manifest = json.loads((tmp_path / "out" / "conversion.json").read_text())
     assert manifest["calibration"]["by"] == "quantkit"
+    total, experts = json.loads(result.stdout)["warnings"]
+    assert total.startswith("384 tokens are few: --method gptq wants 1,024 of this model")
+    assert experts.startswith("16 of 16 experts saw fewer than 256 tokens (channels of their widest input; 0 none, ")
     told = json.loads(result.stdout)["calibration"]
     assert (told["method"], told["by"], told["num_calibrated"], told["num_searched"]) == ("gptq", "quantkit", 48, 0)
     assert told["tokens"]["sha256"] == manifest["recipe"]["calibration"]["tokens"]
@@ -139,7 +144,8 @@ def test_streaming_needs_no_other_library_and_leaves_nothing_behind(source, tmp_
     [
         (["--method", "gptq"], "--text or from --tokens"),
         (["--text", "x"], "the search sees no inputs"),
-        (["--streaming"], "the search sees no inputs"),
+        (["--tokens", "x"], "add --method gptq or awq, or leave --tokens out"),
+        (["--streaming"], "add --method gptq or awq, or leave --streaming out"),
         (["--method", "awq", "--streaming", "--text", "x"], "does not run layer by layer"),
         (["--method", "gptq", "--text", "x", "--zero-points"], "makes no zero points"),
         (["--method", "gptq", "--text", "x", "--scales", "absmax"], "chooses its own scales"),
@@ -189,14 +195,15 @@ def test_what_is_not_installed_is_said_before_anything_runs(tiny_checkpoint, tmp
         if not path.name.startswith("llmcompressor"):
             (tmp_path / "packages" / path.name).symlink_to(path)
     program = "from quantkit.cli.app import main; main()"
-    command = ["convert", tiny_checkpoint().directory, "-o", tmp_path / "out", "--method", "awq", "--text", "x"]
+    (text := tmp_path / "x").write_text("prose")
+    command = ["convert", tiny_checkpoint().directory, "-o", tmp_path / "out", "--method", "awq", "--text", text]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path / 'packages'}"}
     result = subprocess.run(
         [sys.executable, "-S", "-c", program, *command], env=environment, capture_output=True, text=True, check=False
     )
     assert result.returncode == 2, result.stderr
     assert "running a model needs llmcompressor" in result.stderr
-    assert "pip install 'quantkit[calibrate]'" in result.stderr
+    assert "pip install '.[calibrate]'" in result.stderr
     assert not (tmp_path / "out.words").exists()
 
 
@@ -255,7 +262,7 @@ def test_a_kill_behind_the_rename_leaves_words_that_the_next_command_removes(wor
         run_inside(*streamed(source, faults.root))
     renamed = next(at for at, call in enumerate(faults.calls) if call == f"rename {faults.root / 'out.partial'}")
     places = [renamed, *(at for at, call in enumerate(faults.calls) if at > renamed and ".words" in call)]
-    assert len(places) == 1 + 2 + 2 + 1  # layers, documents, directory
+    assert len(places) == 1 + 2 + 1 + 3 + 1  # layers, what experts saw, documents, directory
     for at in places:
         root = prepared(f"kill-{at}")
         command = streamed(source, root)
@@ -264,6 +271,19 @@ def test_a_kill_behind_the_rename_leaves_words_that_the_next_command_removes(wor
         assert {path.name for path in root.iterdir()} == {"out", "tokens.safetensors"}
         assert directory_bytes(root / "out") == directory_bytes(faults.root / "out")
     assert run_inside(*streamed(source, root, "--accept-complete")) == 0
+
+
+def test_words_that_were_damaged_since_are_refused(words_of_a_stopped_run, tmp_path):
+    source, stopped = words_of_a_stopped_run
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "out.words" / "layer-00001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    error = refusal(*streamed(source, tmp_path))
+    assert (error.exit_code, error.file, error.message) == (3, str(path), "is not what it was when it was made")
+    assert "--no-resume" in error.remedy
+    assert not (tmp_path / "out").exists()
 
 
 def test_words_of_another_output_are_left_alone(words_of_a_stopped_run, tmp_path):

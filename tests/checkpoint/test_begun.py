@@ -5,7 +5,7 @@ import json
 import pytest
 
 from quantkit.checkpoint.begun import differences, remove_left, run_directory
-from quantkit.checkpoint.disk import remove
+from quantkit.checkpoint.disk import draft_of, remove
 from quantkit.checkpoint.file_names import BEGUN_NAME
 from quantkit.errors import SourceError, UsageError
 
@@ -22,11 +22,11 @@ def begin(directory, document=RUN, *, resume=True):
 
 
 def test_a_run_that_was_cut_before_it_had_begun_begins(tmp_path):
-    for left in ((), (f"{BEGUN_NAME}.draft",)):
-        directory = tmp_path / f"run-{len(left)}"
+    for is_begun in (False, True):
+        directory = tmp_path / f"run-{is_begun}"
         directory.mkdir()
-        for name in left:
-            (directory / name).write_text("{")
+        if is_begun:
+            draft_of(directory / BEGUN_NAME).write_text("{")
         assert begin(directory) == [BEGUN_NAME]
         assert json.loads((directory / BEGUN_NAME).read_text()) == RUN
 
@@ -84,6 +84,15 @@ def test_who_is_interrupted_is_told_what_is_kept(tmp_path):
         remove(tmp_path / "run")
         raise KeyboardInterrupt
     assert not hasattr(caught.value, "__notes__")
+
+
+def test_who_has_a_bad_source_is_not_told_that_the_same_command_goes_on_behind_its_repair(tmp_path):
+    with pytest.raises(SourceError) as caught, working(tmp_path / "run"):
+        raise SourceError("holds nan", remedy="download it again")
+    assert caught.value.__notes__ == [
+        f"{tmp_path}/run: what is finished is kept there, and the same command goes on with the source as it is; "
+        "behind a repair, give --no-resume to begin anew"
+    ]
 
 
 @pytest.mark.parametrize("resume", [True, False])

@@ -1,9 +1,12 @@
 """A file that is there whole or not at all, and never in the place of another."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from quantkit.checkpoint.disk import draft_of, write_whole
 from quantkit.checkpoint.whole_file import check_new_file, whole_shard
 from quantkit.errors import UsageError
 from quantkit.tensors import F32, I64, TensorSpec
@@ -22,10 +25,22 @@ def write(path, *, names=SPECS):
 
 def test_a_file_has_its_name_when_it_is_whole(tmp_path):
     path = tmp_path / "one.safetensors"
-    (tmp_path / "one.safetensors.draft").write_bytes(b"of a run that was cut")
+    draft_of(path).write_bytes(b"of a run that was cut")
     write(path)
     assert {name: array.tolist() for name, array in load_file(path).items()} == {"a": [3], "b": [1, 2], "c": 7}
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("names", [SPECS, ["a"]])
+def test_what_others_have_beside_it_is_left_alone(tmp_path, names):
+    path = tmp_path / "one.safetensors"
+    (tmp_path / "one.safetensors.draft").write_bytes(b"precious")
+    with nullcontext() if names is SPECS else pytest.raises(AssertionError):
+        write(path, names=names)
+    (tmp_path / "two.draft").write_bytes(b"precious")
+    write_whole(tmp_path / "two", b"2")
+    assert {one.name for one in tmp_path.iterdir()} - {path.name} == {"one.safetensors.draft", "two.draft", "two"}
+    assert {one.read_bytes() for one in tmp_path.glob("*.draft")} == {b"precious"}
 
 
 def test_what_is_broken_off_or_not_whole_leaves_nothing(tmp_path):

@@ -155,3 +155,23 @@ def test_statistics_do_not_go_into_the_source(source, tmp_path):
     error = refusal("calibrate", source, "--tokens", tokens(tmp_path), "-o", source / "s.safetensors")
     assert error.exit_code == 2
     assert not list(source.glob("s.*"))
+
+
+def test_paths_are_looked_at_before_transformers_is_imported(tiny_checkpoint, tmp_path):
+    source, there = tiny_checkpoint().directory, tmp_path / "there.safetensors"
+    there.touch()
+    program = (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        assert name not in ('torch', 'transformers'), name\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "from quantkit.cli.app import main; main()\n"
+    )
+    for options, code, said in (
+        (["--text", tmp_path / "no.txt", "-o", tmp_path / "new"], 3, "no.txt: cannot be read (No such file)"),
+        (["--text", there, "-o", there], 2, "there.safetensors: exists already"),
+    ):
+        command = [sys.executable, "-c", program, "calibrate", source, *options]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (result.returncode, said in result.stderr) == (code, True), result.stderr

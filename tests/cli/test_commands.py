@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 import quantkit.cli
+from quantkit.cli.app import _nothing_begun
 from tests.convert.helpers import leftovers
 
 SCHEMAS = Path(quantkit.cli.__file__).parent / "schemas"
@@ -275,7 +276,16 @@ def test_signals_leave_finished_work_and_nothing_else(number, code, tiny_checkpo
     leftovers(tmp_path, {"source"})
     partial = tmp_path / "out.partial"
     kept = f"quantkit: 1 of 2 shards are done and kept in {partial}: the same command goes on from there\n"
-    assert stderr.endswith(kept if partial.exists() else "quantkit: interrupted\n")
+    assert stderr.endswith(kept if partial.exists() else "quantkit: nothing was begun\n")
+
+
+def test_an_interruption_says_where_nothing_was_begun(tmp_path):
+    out = tmp_path / "out"
+    assert _nothing_begun(["convert", "x", "-o", str(out)])
+    assert _nothing_begun(["convert", "x", f"--output={out}"])
+    assert not _nothing_begun(["evaluate", "x", "y"])  # what it writes is not known here
+    (tmp_path / "out.words").mkdir()
+    assert not _nothing_begun(["convert", "x", "-o", str(out)])
 
 
 def interrupted_run(source, tmp_path, number):

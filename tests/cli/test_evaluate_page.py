@@ -272,7 +272,7 @@ def test_bars_are_as_long_as_their_figures(sights, width):
     counts = document["kl_histogram"]["counts"]
     heights = [one["height"] for one in histogram["parts"]]
     assert heights == pytest.approx([heights[-1] * number / counts[-1] for number in counts], abs=0.1)
-    assert sum(one["width"] for one in histogram["parts"]) == pytest.approx(histogram["chart"]["width"], abs=0.5)
+    assert sum(one["width"] for one in histogram["parts"]) == pytest.approx(0.88 * histogram["chart"]["width"], abs=0.5)
     sizes = figure(seen, "Stored bytes by part")
     expected = [one[side] for one in document["sizes"] for side in ("source_bytes", "output_bytes")]
     widths = [one["width"] for one in sizes["parts"]]
@@ -360,3 +360,21 @@ def test_a_picture_shows_the_bars_in_their_colours(tmp_path):
         x, y = round(part["left"] + part["width"] / 2), round(part["top"] + part["height"] / 2)
         assert rows[y][x] == blue
     assert rows[round(parts[-1]["top"] - 6)][round(parts[2]["left"])] == surface
+
+
+def test_what_a_bar_reaches_stays_readable():
+    """Bars begin beside the numbers of the axis, and these are drawn over them."""
+    page = evaluate_page(made_up())
+    chart = page[page.index('aria-label="KL divergence') :].partition("</svg>")[0]
+    first = float(re.search(r'<rect class="part" x="([\d.]+)%"', chart)[1])
+    assert first > 0
+    number = re.search(r'<text x="0" [^>]*>[\d,]+</text>', chart)
+    assert number.start() > chart.rindex("<rect")
+
+
+def test_a_tile_has_the_places_of_the_table():
+    document = made_up()
+    document["perplexity"] |= {"ratio": 1.00005, "ratio_standard_error": 0.00003}
+    page = evaluate_page(document)
+    assert page.count("1.00005") == 2
+    assert page.count("0.00003") == 2

@@ -1,7 +1,12 @@
 """`quantkit gate` as a user meets it: exit codes, tables, the document, the summary, hostile names."""
 
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
+from contextlib import suppress
 
 import pytest
 
@@ -10,6 +15,7 @@ from tests.cli.test_commands import document, run
 from tests.cli.test_summary import HOSTILE, rendered
 from tests.gate.helpers import flipped, harness_log, plain_log
 
+MAIN = "from quantkit.cli.app import main; main()"
 PASSES, FAILS = (14042, 281, 281), (14042, 420, 142)
 
 
@@ -95,7 +101,7 @@ def test_everything_wrong_is_one_line_with_file_and_line(tmp_path):
         (["--max-drop", "1", "--task", "nosuch"], 2),
         (["--max-drop", "1", "--metric", "nosuch"], 3),
     ]:
-        refused = run("gate", before, before, *options)
+        refused = run("gate", before, plain_log(tmp_path / "c.jsonl", [1, 0, 1]), *options)
         assert refused.returncode == code, options
         assert len(refused.stderr.splitlines()) == 1, refused.stderr
 
@@ -105,7 +111,8 @@ def test_names_of_others_do_no_harm(tmp_path):
     lines = [{"id": 0, "task": name, "correct": 1} for name in names]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    result = run("gate", path, path, "--max-drop", "99", "--summary", tmp_path / "s.md", "--json")
+    (other := tmp_path / "b.jsonl").write_text(path.read_text())
+    result = run("gate", path, other, "--max-drop", "99", "--summary", tmp_path / "s.md", "--json")
     made = document(result, "gate")
     assert sorted(one["task"] for one in made["tasks"]) == sorted(names)
     text = (tmp_path / "s.md").read_text()
@@ -115,7 +122,64 @@ def test_names_of_others_do_no_harm(tmp_path):
         for slash in ("", "/")
         for tag in ("h2", "p", "strong", "code", "table", "thead", "tbody", "tr", "th", "td", "ul", "li")
     }
-    assert "\x1b" not in run("gate", path, path, "--max-drop", "99").stdout
+    assert "\x1b" not in run("gate", path, other, "--max-drop", "99").stdout
+
+
+@pytest.mark.parametrize(
+    ("counts", "options", "sentence"),
+    [
+        (PASSES, [], "at most 0.28 (95%, one-sided); the upper bound is within 0.8 points: passes"),
+        ((1319, 26, 26), [], "; a drop within 0.8 points is not shown, as the upper bound is beyond: does not pass"),
+        (FAILS, [], "; the drop exceeds 0.8 points: the lower bound, 1.70, does: does not pass"),
+        ((1319, 46, 26), ["--point"], "; the observed drop exceeds 0.8 points: does not pass"),
+        ((1319, 26, 26), ["--point"], "; the observed drop is within 0.8 points: passes"),
+    ],
+)
+def test_the_verdict_names_what_is_beyond(counts, options, sentence, tmp_path):
+    text = run("gate", *logs(tmp_path, mmlu=counts), "--max-drop", "0.8", *options)
+    assert text.stdout.rstrip().endswith(sentence), text.stdout
+
+
+def test_a_terminal_shows_the_verdict_once(tmp_path):
+    before, after = logs(tmp_path, mmlu=FAILS)
+    terminal, shown = pty.openpty()
+    command = [sys.executable, "-c", MAIN, "gate", before, after, "--max-drop", "0.8"]
+    with subprocess.Popen(command, stdout=shown, stderr=shown) as process:
+        os.close(shown)
+        text = b""
+        with suppress(OSError):  # which is how a terminal ends
+            while part := os.read(terminal, 1 << 16):
+                text += part
+    os.close(terminal)
+    assert process.returncode == 4
+    assert text.count(b"does not pass") == 1, text
+
+
+@pytest.mark.parametrize("text", ["-1", "100", "nan"])
+def test_what_is_no_number_of_points_is_refused(text, tmp_path):
+    refused = run("gate", *logs(tmp_path, mmlu=(100, 1, 1)), f"--max-drop={text}")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"quantkit: --max-drop {text} is no number of percentage points from 0 up to 100;")
+
+
+def test_a_share_for_points_is_doubted(tmp_path):
+    paths = logs(tmp_path, mmlu=(100, 1, 1))
+    made = document(run("gate", *paths, "--max-drop", "0.008", "--json"), "gate")
+    (warning,) = made["warnings"]
+    assert warning.startswith("--max-drop 0.008 is in percentage points: 1 of 12,500 questions; write 0.8 if")
+    for points in ("0", "0.05"):
+        assert document(run("gate", *paths, "--max-drop", points, "--json"), "gate")["warnings"] == []
+
+
+def test_a_log_is_not_compared_with_itself(tmp_path):
+    before, _ = logs(tmp_path, mmlu=(100, 1, 1), gsm8k=(100, 1, 1))
+    (file,) = before.rglob("*mmlu*.jsonl")
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / file.name).symlink_to(file)
+    for one, other in [(before, before), (tmp_path / "link", before)]:
+        refused = run("gate", one, other, "--max-drop", "0.8")
+        assert refused.returncode == 2
+        assert "is a log that both sides read" in refused.stderr
 
 
 @pytest.mark.parametrize(("counts", "code"), [(PASSES, 0), (FAILS, 4)])

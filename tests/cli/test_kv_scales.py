@@ -45,7 +45,9 @@ def test_the_tables_name_engines_and_the_worst_layer_first(heads, tmp_path):
     assert re.search(r"vllm +FLASH_ATTN +yes +used", text)
     assert text.index("\n      1  k ") < text.index("\n      0  k ") < text.index("\n      1  v ")
     assert "relative error, mean of 2 layers: k 0." in text
-    assert text.endswith("written: x.safetensors\n")
+    assert "\nwritten: x.safetensors\nno engine reads this file where it is: --write-to checkpoint makes a copy" in text
+    assert text.endswith("to serve: vllm serve CHECKPOINT --kv-cache-dtype fp8\n")
+    assert "gain nothing" not in text
 
 
 @pytest.mark.parametrize("model_type", ["glm_moe_dsa", "kimi_k2"])
@@ -57,6 +59,8 @@ def test_where_scales_do_nothing_that_is_said_and_nothing_written(model_type, ti
     assert result.returncode == 0, result.stderr
     assert "nothing is written: KV scales do nothing here, as no backend" in result.stdout
     assert "in 2 of 2 layers" in result.stdout
+    assert "--kv-cache-dtype fp8_e4m3 in SGLang" in result.stdout
+    assert result.stdout.endswith("--force writes them all the same\n")
     assert "the rope part has no norm" in result.stdout
     assert {path.name for path in tmp_path.iterdir()} == here
     made = document(
@@ -66,8 +70,30 @@ def test_where_scales_do_nothing_that_is_said_and_nothing_written(model_type, ti
     assert {part["part"] for layer in made["layers"] for part in layer["parts"]} == {"latent", "rope"}
     assert any(row["verdict"] == "harmful" for row in made["verdicts"])
     forced = run("kv-scales", source, "--stats", tmp_path / "s.safetensors", "--force", cwd=tmp_path)
-    assert forced.stdout.endswith("written: source-kv-scales.safetensors\n")
+    assert "\nwritten: source-kv-scales.safetensors\n" in forced.stdout
+    assert "kv_cache_scheme" not in forced.stderr  # nothing clips at 1.0
     assert "warning: these scales make attention wrong in sglang trtllm" in forced.stderr
+
+
+def test_scales_that_gain_nothing_are_named_so(tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint(model_type="glm4_moe").directory
+    calibrated(source, tmp_path / "s.safetensors", sigmas={"v": 4.0})
+    told = run("kv-scales", source, "--stats", tmp_path / "s.safetensors", cwd=tmp_path)
+    assert "these scales gain nothing: an FP8 KV cache loses no more at scale 1.0, which needs none" in told.stdout
+    assert "kv_cache_scheme" not in told.stderr
+
+
+def test_a_draft_layer_is_counted_apart(tiny_checkpoint, tmp_path):
+    source = tiny_checkpoint(mtp=True).directory
+    text = run("kv-scales", source, cwd=tmp_path).stdout
+    assert "(DSA), 2 and 1 draft layer, names of" in text
+    assert "in 3 of 3 layers, the draft among them" in text
+
+
+def test_where_something_clips_the_config_is_explained(heads, tmp_path):
+    source, statistics = heads
+    told = run("kv-scales", source, "--stats", statistics, "-o", "x.safetensors", cwd=tmp_path).stderr
+    assert "note: with kv_cache_scheme in its config both engines take an FP8 cache by themselves" in told
 
 
 def test_the_proof_needs_no_data(tiny_checkpoint, tmp_path):

@@ -57,6 +57,14 @@ def test_a_run_of_a_model_tells_how_long_a_layer_takes(monkeypatch, capsys):
     ]
 
 
+def test_time_left_goes_by_layers_where_their_number_is_known(monkeypatch, capsys):
+    """The first has a tenth of the bytes, and takes as long as the three others."""
+    stage = Stage(label="gptq", total_bytes=10, step="layer", num_steps=4)
+    assert plain_lines(monkeypatch, capsys, [(stage, 0, 0), (stage, 1, 12.9)]) == [
+        "gptq: 10%, 12.9 s a layer, 39 s left"
+    ]
+
+
 def test_the_bar_of_a_terminal_says_the_same(monkeypatch):
     clock, bars = Clock(), []
     monkeypatch.setattr(render.time, "monotonic", clock)

@@ -21,7 +21,7 @@ def plan_of(source: Path, *, allow_incomplete: bool = False, **changes: Any) -> 
 
 
 def fingerprint(source: Path) -> str:
-    """Of the model in a directory of the tiny family, as statistics name it."""
+    """Of the norms of the model in a directory of the tiny family, as statistics name it."""
     checkpoint, family = open_checkpoint(source), FAMILIES["glm_moe_dsa"]
     binding = bind_weights(checkpoint.tensors, source_form(checkpoint.quantization), family.fused_experts)
-    return model_fingerprint(binding, family, checkpoint.config)
+    return model_fingerprint(binding, family, checkpoint.config).norms

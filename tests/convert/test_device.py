@@ -221,7 +221,7 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "quantkit_kernels.staging", None)
     with pytest.raises(UsageError, match="needs torch and Triton") as caught:
         choose_kernels("cuda")
-    assert "pip install torch triton" in str(caught.value)
+    assert "pip install '.[kernels]'" in str(caught.value)
 
 
 def test_a_dry_run_counts_what_a_gpu_costs(tiny_checkpoint, capsys):

@@ -16,6 +16,7 @@ from quantkit.convert.local import Share, execute
 from quantkit.convert.publish import already_made
 from quantkit.convert.ranks import convert_share, finalize
 from quantkit.errors import RecipeError, SourceError, UsageError
+from quantkit.importance.cover import Cover
 from quantkit.importance.open import open_importance
 from quantkit.numerics import grid, search
 from quantkit.numerics.packing import pack_int4, unpack_int4
@@ -206,6 +207,25 @@ def test_coverage_is_told_everywhere(tiny_checkpoint, tmp_path):
     assert columns == ["routed_expert", "12", f"{gain['relative_error']:.4f}", f"{gain['without_importance']:.4f}"]
     assert "\nRelative error as inputs see it, of the first 16 rows\n\n| part | weights |" in summaries["convert"]
     assert f"\n| {' | '.join(columns)} |\n" in summaries["convert"]
+
+
+@pytest.mark.parametrize("kind", ["statistics", "imatrix.gguf"])
+def test_moments_that_are_all_zero_cover_nothing(kind, tiny_checkpoint, tmp_path):
+    """Whatever tokens are counted for them."""
+    source, entries = tiny_checkpoint().directory, expert_entries([900, 900, 900, 900])
+    for moments, _ in entries.values():
+        moments[1] = 0
+    importance = plan_with(source, write(kind, tmp_path / "one", entries, source)).importance
+    assert (importance.count(Cover.OWN), importance.count(Cover.LAYER)) == (9, 3)
+    entries["blk.1.ffn_down_exps"][0][:] = 0
+    plan = plan_with(source, write(kind, tmp_path / "down", entries, source))
+    assert (plan.importance.count(Cover.OWN), plan.importance.count(Cover.NONE)) == (6, 4)
+    assert any(
+        "4 of 12 weights have no moments (model.layers.1.mlp.experts.*.down_proj)" in one for one in plan.warnings
+    )
+    entries["blk.1.ffn_gate_exps"][0][:] = 0
+    with pytest.raises(SourceError, match="covers none of the 12 weights"):
+        plan_with(source, write(kind, tmp_path / "all", entries, source))
 
 
 def test_the_weighed_error_is_what_it_says(tiny_checkpoint, tmp_path):

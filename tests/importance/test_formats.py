@@ -178,6 +178,32 @@ def test_a_gguf_that_lies_in_any_of_its_header_bytes_ends_in_an_error_with_a_nam
     assert refused > header  # of three times as many
 
 
+def test_a_tensor_that_lies_where_another_does_or_between_is_refused(entries, tmp_path):
+    whole = write_gguf(tmp_path / "x.gguf", entries).read_bytes()
+    name = b"blk.1.ffn_up_exps.weight.in_sum2"
+    place = whole.index(name) + len(name) + 4 + 2 * 8 + 4  # of its offset, behind dimensions and type
+    offset = int.from_bytes(whole[place : place + 8], "little")
+    for wrong in (0, offset - 4, offset + 4, offset - 32):
+        (tmp_path / "x.gguf").write_bytes(whole[:place] + wrong.to_bytes(8, "little") + whole[place + 8 :])
+        with pytest.raises(SourceError, match=f"lies at byte {wrong} of the data, where {offset}") as caught:
+            open_importance(tmp_path / "x.gguf")
+        assert caught.value.tensor == name.decode()
+
+
+def test_big_endian_is_said_to_be_so(entries, tmp_path):
+    from gguf import GGUFEndian, GGUFWriter
+
+    writer = GGUFWriter(tmp_path / "x.gguf", "", endianess=GGUFEndian.BIG)
+    writer.add_type("imatrix")
+    writer.add_tensor(f"{NAME}.weight.in_sum2", entries[NAME][0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(SourceError, match="is big-endian GGUF"):
+        open_importance(tmp_path / "x.gguf")
+
+
 @pytest.mark.parametrize(
     ("position", "value", "words"),
     [(8, 1 << 60, "which no importance matrix has"), (16, 1 << 20, "which no importance matrix has")],
@@ -273,13 +299,20 @@ def test_what_is_no_file_is_refused(tmp_path):
         open_importance(tmp_path / "empty")
 
 
+def test_a_text_is_no_importance_matrix(tmp_path):
+    (tmp_path / "prose.txt").write_text("Some prose, and no numbers.\n" * 20)
+    with pytest.raises(SourceError, match="is a text, and no importance matrix") as caught:
+        open_importance(tmp_path / "prose.txt")
+    assert caught.value.remedy.startswith("name statistics of quantkit calibrate")
+
+
 def test_only_a_gguf_needs_the_gguf_package(entries, tmp_path, monkeypatch):
     write_dat(tmp_path / "x.dat", entries)
     write_gguf(tmp_path / "x.gguf", entries)
     monkeypatch.setitem(sys.modules, "gguf", None)
     open_importance(tmp_path / "x.dat")
-    with pytest.raises(UsageError, match="needs the gguf package") as caught:
+    with pytest.raises(UsageError, match="needs gguf") as caught:
         open_importance(tmp_path / "x.gguf")
-    assert caught.value.remedy == "pip install gguf"
+    assert "pip install '.[imatrix]'" in caught.value.remedy
     program = "import sys, quantkit.importance.open; assert not {'gguf', 'torch'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

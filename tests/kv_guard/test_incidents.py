@@ -90,4 +90,14 @@ def test_counters_are_those_of_the_steps():
     assert samples['quantkit_kv_guard_aborted_requests_total{pool="target"}'] == "1"
     assert int(samples['quantkit_kv_guard_microseconds_total{pool="target"}']) > 0
     names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
-    assert len(names) == len(set(names)) == 6
+    assert len(names) == len(set(names)) == 7
+
+
+def test_a_file_that_cannot_be_written_ends_no_server(tmp_path, caplog):
+    """A full disk, a folder that is gone: it is said and counted, and the request is aborted all the same."""
+    pool = Pool(incidents=tmp_path / "gone" / "incidents.jsonl")
+    pool.begin(0, range(10), [3, 4, 5], request="alpha")
+    pool.tracker.release(numbers(4))
+    assert pool.run(0).aborted == ("alpha",)
+    assert "2 incidents are not written down" in caplog.text
+    assert 'quantkit_kv_guard_incidents_unwritten_total{pool="target"} 2' in pool.tracker.metrics.text()

@@ -127,8 +127,10 @@ def test_unit_scales_need_no_statistics(converted, tmp_path):
 def test_the_same_scales_give_the_same_bytes(converted, tmp_path):
     output, statistics, _ = converted
     paths = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]
+    (tmp_path / "a.safetensors.draft").write_text("precious")
     for path in paths:
         run(output, statistics, write={"output": path}, method="mse")
+    assert (tmp_path / "a.safetensors.draft").read_text() == "precious"  # of somebody else
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 

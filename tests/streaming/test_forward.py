@@ -208,7 +208,7 @@ def test_a_mistake_of_ours_is_no_bad_source(tmp_path, monkeypatch):
     import transformers
 
     write_checkpoint(tmp_path / "source", model_type="glm4_moe")
-    monkeypatch.setattr(architectures.transformers, "Glm4MoeForCausalLM", lambda _: object())
+    monkeypatch.setattr(transformers, "Glm4MoeForCausalLM", lambda _: object())
     with pytest.raises(AttributeError):
         opened(tmp_path / "source")
     monkeypatch.setattr(transformers, "AutoModelForCausalLM", object)

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from quantkit.errors import SourceError, UsageError
-from quantkit.streaming import Tokens, tokenize
+from quantkit.streaming import Tokens, read_tokens, tokenize
 
 
 @pytest.fixture
@@ -73,6 +73,26 @@ def test_a_tokenizer_with_code_of_its_own_is_not_run(tmp_path, model):
     with pytest.raises(SourceError, match="without its own code"):
         tokenize(text(tmp_path, b"abcdefgh"), model, vocabulary=257, length=4)
     assert not ran.exists()
+
+
+def test_a_text_too_short_may_be_cut_shorter(tmp_path, model):
+    with pytest.raises(SourceError) as caught:
+        tokenize(text(tmp_path, b"a" * 21), model, vocabulary=257, length=512)
+    assert caught.value.remedy == "give a longer text, or a --length of at most 21"
+
+
+def test_a_checkpoint_without_tokenizer_is_told_what_it_lacks(tmp_path):
+    with pytest.raises(SourceError) as caught:
+        tokenize(text(tmp_path, b"prose"), tmp_path, vocabulary=257, length=2)
+    assert caught.value.message.startswith("there is no tokenizer.json (nor tokenizer_config.json, ")
+    assert "--tokens" in caught.value.remedy
+
+
+def test_a_text_is_no_file_of_tokens(tmp_path):
+    path = text(tmp_path, "Prose, in m\u00fcnchen, and no tensors at all.\n".encode() * 20)
+    with pytest.raises(SourceError, match="is a text") as caught:
+        read_tokens(path, vocabulary=257)
+    assert caught.value.remedy == "give it with --text"
 
 
 def test_the_hash_tells_shapes_apart():

@@ -98,6 +98,23 @@ def test_a_file_more_or_less_is_refused(tmp_path):
         open_words(tmp_path / "words")
 
 
+@pytest.mark.parametrize("place", [-1, 200, None])
+def test_a_file_that_is_not_what_it_was_is_refused_by_its_hash(tmp_path, place):
+    words = write(tmp_path / "words")
+    words.check_files()
+    path = tmp_path / "words" / "layer-3.safetensors"
+    if place is None:
+        path.rename(tmp_path / "copy")
+        path.symlink_to(tmp_path / "copy")
+    else:
+        content = bytearray(path.read_bytes())
+        content[place] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(SourceError, match=r"not what it was.*--no-resume") as caught:
+        words.check_files()
+    assert caught.value.file == str(path)
+
+
 def test_a_file_that_is_broken_off_leaves_nothing(tmp_path):
     with (
         pytest.raises(KeyboardInterrupt),

@@ -1,16 +1,6 @@
-"""Tags of KV pages in plain torch: what a seal is, and the ops that kernels have too.
+"""Tags of KV pages in plain torch: the ops that kernels have too. What a seal is says kv_seals.py.
 
-On a GPU `grant_pages` and `release_pages`, for which a guard has kernels, wait for it; nothing else does.
-
-Seal of a record (generation g, owner o, logical index i), in 64-bit integers that wrap, with ``mix`` the finalizer of
-splitmix64, a bijection:
-
-    seal(g, o, i) = mix(mix(mix(g) ^ o) + i)            stored at page p: seal ^ mix(p + MARK)
-
-What is expected of a logical page is the seal alone; a page passes where the stored one less its mark is that. Let two
-tags differ in one of generation, owner, index and page: they never pass for each other, since each step is a bijection.
-Let them differ in more: for any other three, exactly one of the 2^64 owners passes. An owner is a keyed digest, which
-whoever does not know the key meets with probability 2^-64. Neither depends on how often generations were counted round.
+On a GPU `grant_pages`, `release_pages` and `check_writes` wait for it, for which a guard has kernels; nothing else.
 
 Pages, rows, indices and owners are int64 [N]. Nothing outside of the arrays is read or written: a page that the pool
 does not have is a violation, as is each of a row that the table does not have; other rows and indices expect nothing.
@@ -23,11 +13,9 @@ from quantkit_kernels.kv_tag_arrays import (
     FREE_INDEX,
     HELD,
     LINE_WORDS,
-    MARK,
     NEVER,
     SHARED,
     SPOILED,
-    UNGRANTED,
     Captured,
     Check,
     Expectations,
@@ -35,37 +23,26 @@ from quantkit_kernels.kv_tag_arrays import (
     Ring,
     Word,
 )
+from quantkit_kernels.reference.kv_seals import generations, is_nothing, mark_of, mix, record_seals, seal_of
 
-_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
-_SECOND = 0x94D049BB133111EB - (1 << 64)
-_INDEX = 0xFFFF_FFFF
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Right, with zeros from the left, as torch has it for unsigned integers alone."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def mix(x: Tensor) -> Tensor:
-    """Splitmix64's finalizer of int64, as bits."""
-    x = (x ^ _shifted(x, 30)) * _FIRST
-    x = (x ^ _shifted(x, 27)) * _SECOND
-    return x ^ _shifted(x, 31)
-
-
-def seal_of(generation: Tensor, owner: Tensor, index: Tensor) -> Tensor:
-    """Of records, without a page's mark."""
-    return mix(mix(mix(generation) ^ owner) + index)
-
-
-def mark_of(pages: Tensor) -> Tensor:
-    """What makes a seal that of a page."""
-    return mix(pages.long() + MARK)
-
-
-def record_seals(records_N3: Tensor) -> Tensor:
-    """Of whole records; a checksum is no part of it."""
-    return seal_of(records_N3[:, 0], records_N3[:, 1], records_N3[:, 2] & _INDEX)
+__all__ = [
+    "append_lines",
+    "check_captured",
+    "check_pages",
+    "check_writes",
+    "expect",
+    "expected_words",
+    "found_words",
+    "generations",
+    "grant_pages",
+    "is_nothing",
+    "mark_of",
+    "mix",
+    "put_tags",
+    "record_seals",
+    "release_pages",
+    "seal_of",
+]
 
 
 def append_lines(ring: Ring, is_bad_N: Tensor, words: dict[Word, Tensor | int]) -> None:
@@ -107,13 +84,6 @@ def put_tags(tags: PageTags, pages_N: Tensor, records_N3: Tensor) -> None:
     tags.seals_P.index_put_((pages_N,), record_seals(records_N3) ^ mark_of(pages_N))
 
 
-def generations(first: int, count: int, device: torch.device) -> Tensor:
-    """``count`` numbers from ``first`` on, int64 as bits: beyond 2^63 they are negative, and 2^64 is followed by 1."""
-    start = (first + (1 << 63)) % (1 << 64) - (1 << 63)
-    numbers = torch.arange(count, dtype=torch.int64, device=device) + start
-    return numbers + ((numbers >= 0) & (start < 0)).long()  # counted round: 0 means that nothing was granted
-
-
 def _is_repeated(pages_N: Tensor) -> Tensor:
     """Entries whose page stands before them in the list."""
     order = torch.argsort(pages_N, stable=True)
@@ -144,11 +114,6 @@ def grant_pages(
     inside = _reseal(tags, ring, pages, torch.stack((granted, owners, indices), 1), HELD, words)
     known = inside[_is_place(expectations, rows, indices)[inside]]
     expect(expectations, rows[known], indices[known], granted[known], owners[known])
-
-
-def is_nothing(seals: Tensor) -> Tensor:
-    """Whoever expects them was granted nothing."""
-    return (seals == NEVER) | (seals == UNGRANTED)
 
 
 def _is_place(expectations: Expectations, rows: Tensor, indices: Tensor) -> Tensor:

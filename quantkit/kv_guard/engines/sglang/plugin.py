@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from quantkit.errors import install_remedy
+
 if TYPE_CHECKING:
     from quantkit.kv_guard.engines.sglang.guard import Guard
     from quantkit.kv_guard.engines.sglang.settings import PluginSettings
@@ -24,7 +26,7 @@ def load() -> None:
     try:
         _load(os.environ)
     except ImportError as error:
-        raise SystemExit(f"the KV guard cannot be loaded: {error}; pip install 'quantkit[kernels]'") from error
+        raise SystemExit(f"the KV guard cannot be loaded: {error}; {install_remedy('kv-guard')}") from error
 
 
 def _load(environment: Mapping[str, str]) -> None:

@@ -26,18 +26,21 @@ def _one_by_one(x, unit, group_size, signed, importance=None):
     best = None
     for steps in CANDIDATES[group_size]:
         inverse = np.float32(steps) / np.float32(amax)
-        a = b = 0
+        a = b = d = 0
         for v, level in zip(x, importance, strict=True):
             code = int(max(-8, min(7, np.rint(np.float32(flip * v) * inverse))))
             w = min(rms + abs(v), 2**18 - 1)
-            w = level or w
+            w = max(min(rms + abs(v) // 2, 2**18 - 1) * level // 2**16, 1) if level else w
             a += w * flip * v * code
             b += w * code * code
+            d += level * flip * v * code
         score = float(a) * float(a) / float(b)
         if best is None or score > best[0]:
-            best = (score, float(a) / float(b), float(a))
-    squares = float(sum(level * v * v for v, level in zip(x, importance, strict=True)))
-    ratio = min(squares / best[2], 1.125 * best[1]) if squares else best[1]
+            best = (score, float(a) / float(b), float(d))
+    _, ratio, d = best
+    c = float(sum(level * v * v for v, level in zip(x, importance, strict=True)))
+    if c:
+        ratio = min(c / d, 1.125 * ratio)
     scale = bfloat16.from_float64(np.array([max(ratio * unit, 2.0**-126)]))
     inverse = np.float32(unit / float(bfloat16.to_float32(scale)[0]))
     codes = [int(max(-8, min(7, np.rint(np.float32(flip * v) * inverse)))) for v in x]
@@ -60,7 +63,7 @@ def test_arrays_give_what_one_group_gives(group_size, signed, random_fp8):
 
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("group_size", GROUPS)
-def test_importance_is_the_weights_and_its_scale_is_unbiased(group_size, signed, random_fp8):
+def test_importance_weighs_the_search_and_its_scale_is_unbiased(group_size, signed, random_fp8):
     rng = np.random.default_rng(1)
     ints = fp8.E4M3_INTS[random_fp8(6, 256, (1, 1))[0]]
     unit = np.exp(rng.uniform(-9, 2, (6, 256 // group_size)))
@@ -107,7 +110,7 @@ def test_importance_lowers_the_error_that_it_weighs(group_size):
 
 @pytest.mark.parametrize("group_size", GROUPS)
 def test_importance_leaves_outputs_as_large_as_they_were(group_size):
-    """Where least squares would shrink them by its relative error squared: 0.7 to 1 %."""
+    """Where least squares would make them 0.4 % smaller."""
     rng = np.random.default_rng(3)
     values = rng.standard_normal((64, 1024)).astype(np.float32)
     moments = np.exp(rng.standard_normal(1024))
@@ -118,11 +121,11 @@ def test_importance_leaves_outputs_as_large_as_they_were(group_size):
     decoded = codes * bfloat16.to_float32(scale).repeat(group_size, 1)
     # by the levels of a group, as the search sees them; what is left comes of codes that the larger scale has changed
     gain = float((decoded * values * levels).sum() / (values**2.0 * levels).sum()) - 1
-    assert abs(gain) < 2.5e-3
+    assert abs(gain) < 1.2e-3
 
 
 def test_an_important_channel_of_small_weights_does_not_blow_up_the_scale():
-    """It rounds to zero, so that C / A would be as large as one likes: an eighth above least squares is the most."""
+    """It rounds to zero, so that C / D would be as large as one likes: an eighth above least squares is the most."""
     values = np.full((1, 32), 1.0, np.float32)
     values[0, 0] = 0.05
     moments = np.full(32, 1e-9)

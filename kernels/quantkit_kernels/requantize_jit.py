@@ -12,6 +12,7 @@ from quantkit_kernels.bits_jit import ZERO_GROUP_SCALE, e4m3_ints, e4m3_values, 
 # SCALE_STEP: columns that share a scale, those of a group or one
 FP8_CODES, FP8_VALUES, VALUES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _MAX_WEIGHT = tl.constexpr(2**18 - 1)
+_MOST_UNBIASED = tl.constexpr(1.125)
 _MIN_NORMAL = tl.constexpr(2.0**-126)
 
 
@@ -59,7 +60,7 @@ def _round_scale(value):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _search(  # type: ignore[no-untyped-def]
-    x, unit, levels, GROUP: tl.constexpr, CANDIDATES: tl.constexpr, SIGNED: tl.constexpr
+    x, unit, levels, GROUP: tl.constexpr, CANDIDATES: tl.constexpr, SIGNED: tl.constexpr, HAS_IMPORTANCE: tl.constexpr
 ):
     """What to multiply integers by to get codes, and the bits of the scales; ``levels``: of importance, 0 unknown."""
     amax = tl.max(tl.abs(x), axis=1)
@@ -68,8 +69,11 @@ def _search(  # type: ignore[no-untyped-def]
     mean_square = tl.sum(wide * wide, axis=1) // GROUP
     rms = _square_root(mean_square).to(tl.int32)
     weight = tl.minimum(rms[:, None] + tl.abs(x), _MAX_WEIGHT)
-    weighed = ((weight.to(tl.int64) * levels.to(tl.int64)) >> 16).to(tl.int32)
-    weight = tl.where(levels > 0, tl.maximum(weighed, 1), weight).to(tl.float32)
+    if HAS_IMPORTANCE:
+        flatter = tl.minimum(rms[:, None] + (tl.abs(x) >> 1), _MAX_WEIGHT)
+        weighed = ((flatter.to(tl.int64) * levels.to(tl.int64)) >> 16).to(tl.int32)
+        weight = tl.where(levels > 0, tl.maximum(weighed, 1), weight)
+    weight = weight.to(tl.float32)
     values = x.to(tl.float32)
     moment = weight.to(tl.float64) * values.to(tl.float64)
     flip = tl.full(amax.shape, 1.0, tl.float32)
@@ -79,9 +83,11 @@ def _search(  # type: ignore[no-untyped-def]
     best_score = tl.full(amax.shape, -1.0, tl.float64)
     best_a = tl.full(amax.shape, 0.0, tl.float64)
     best_b = tl.full(amax.shape, 1.0, tl.float64)
+    best_inverse = tl.full(amax.shape, 0.0, tl.float32)
     for index in tl.static_range(len(CANDIDATES)):
         steps = tl.full(amax.shape, CANDIDATES[index], tl.float32)
-        code = _round_codes(values, (tl.math.div_rn(steps, divisor) * flip)[:, None])
+        inverse = tl.math.div_rn(steps, divisor) * flip
+        code = _round_codes(values, inverse[:, None])
         a = tl.sum(moment * code.to(tl.float64), axis=1)
         b = tl.sum((weight * code * code).to(tl.int32), axis=1).to(tl.float64)
         b = tl.maximum(b, 1.0)
@@ -90,7 +96,15 @@ def _search(  # type: ignore[no-untyped-def]
         best_score = tl.where(is_better, score, best_score)
         best_a = tl.where(is_better, tl.abs(a), best_a)
         best_b = tl.where(is_better, b, best_b)
-    bits = _round_scale(tl.maximum(best_a / best_b * unit, _MIN_NORMAL))
+        best_inverse = tl.where(is_better, inverse, best_inverse)
+    ratio = best_a / best_b
+    if HAS_IMPORTANCE:
+        known = levels.to(tl.int64) * wide
+        c = tl.sum(known * wide, axis=1).to(tl.float64)
+        d = tl.sum(known * _round_codes(values, best_inverse[:, None]).to(tl.int64), axis=1)
+        unbiased = tl.minimum(c / tl.maximum(tl.abs(d), 1).to(tl.float64), ratio * _MOST_UNBIASED)
+        ratio = tl.where(c > 0.0, unbiased, ratio)
+    bits = _round_scale(tl.maximum(ratio * unit, _MIN_NORMAL))
     magnitude = (bits << 16).to(tl.float32, bitcast=True).to(tl.float64)
     is_zero = (amax == 0) | (unit == 0.0)
     inverse = tl.where(is_zero, 0.0, (unit / magnitude).to(tl.float32) * flip)
@@ -134,7 +148,7 @@ def search_kernel(  # type: ignore[no-untyped-def]
         )
     if KIND == FP8_CODES:
         x = e4m3_ints(tl.load(source_ptr + offsets, mask=mask, other=0))
-        inverse, bits = _search(x, scale.to(tl.float64) * (2.0**-9), levels, GROUP, CANDIDATES, SIGNED)
+        inverse, bits = _search(x, scale.to(tl.float64) * (2.0**-9), levels, GROUP, CANDIDATES, SIGNED, HAS_IMPORTANCE)
     else:
         if KIND == FP8_VALUES:
             if SCALE_STEP == GROUP:
@@ -148,7 +162,7 @@ def search_kernel(  # type: ignore[no-untyped-def]
         divisor = tl.where(amax == 0.0, 1.0, amax)
         ratio = scaled.to(tl.float64) * 65536.0 / divisor[:, None]
         x = round_even(ratio).to(tl.int32)
-        inverse, bits = _search(x, amax * (2.0**-16), levels, GROUP, CANDIDATES, SIGNED)
+        inverse, bits = _search(x, amax * (2.0**-16), levels, GROUP, CANDIDATES, SIGNED, HAS_IMPORTANCE)
     code = _round_codes(x.to(tl.float32), inverse[:, None]).to(tl.int32) + 8
     shift = 4 * tl.arange(0, 8)
     # a sum of bits that do not meet; it wraps into the sign

@@ -12,7 +12,7 @@ from quantkit.numerics.bfloat16 import MIN_NORMAL
 from quantkit.numerics.fp8 import E4M3_UNIT
 from quantkit.numerics.fused_values import FP8, decode_tile, load_tile, round_bf16
 from quantkit.numerics.kernel_cache import compiled as _jit
-from quantkit.numerics.search import MAX_WEIGHT
+from quantkit.numerics.search import MAX_WEIGHT, MOST_UNBIASED
 from quantkit.numerics.simd import (
     LANES,
     absolute,
@@ -67,7 +67,7 @@ def _round_codes(y, inverse):  # type: ignore[no-untyped-def]
 
 @_jit
 def weigh_tile(x, weight, moment, group_size):  # type: ignore[no-untyped-def]
-    """Fill ``weight`` with w, ``moment`` with w*x; returns each lane's first element of largest magnitude."""
+    """Fill ``weight`` with w, ``moment`` with w*x; returns each lane's first element of largest magnitude, and rms."""
     largest = splat_f32(0.0)
     squares = splat_f64(0.0)
     for k in range(group_size):
@@ -82,21 +82,44 @@ def weigh_tile(x, weight, moment, group_size):  # type: ignore[no-untyped-def]
         w = minimum(rms + absolute(value), splat_f32(MAX_WEIGHT))
         store_f32(weight, k * LANES, w)
         store_f64(moment, k * LANES, f32_to_f64(w) * f32_to_f64(value))
-    return largest
+    return largest, rms
 
 
 @_jit
-def weigh_by_importance(importance, at, x, weight, moment, group_size):  # type: ignore[no-untyped-def]
-    """Multiply w by what is known of the input channels; ``at``: the byte of the first lane's channel."""
+def weigh_by_importance(importance, at, x, weight, moment, rms, share, group_size):  # type: ignore[no-untyped-def]
+    """Make w ``rms + share |x|`` times what is known of the input channels; ``at``: the byte of the first lane's."""
     for k in range(0, group_size, 2):
         words = gather_words(importance, at + 2 * k, 2 * group_size)
         for j in range(2):
             level = i32_to_f64((words >> splat_i32(16 * j)) & splat_i32(0xFFFF))
-            w = load_f32(weight, (k + j) * LANES)
+            value = load_f32(x, (k + j) * LANES)
+            w = minimum(rms + floor(absolute(value) * splat_f32(share)), splat_f32(MAX_WEIGHT))
             weighed = maximum(floor(f32_to_f64(w) * level * splat_f64(2.0**-16)), splat_f64(1.0))
-            w = select(f64_to_f32(level) == splat_f32(0.0), w, f64_to_f32(weighed))
+            plain = load_f32(weight, (k + j) * LANES)
+            w = select(f64_to_f32(level) == splat_f32(0.0), plain, f64_to_f32(weighed))
             store_f32(weight, (k + j) * LANES, w)
-            store_f64(moment, (k + j) * LANES, f32_to_f64(w) * f32_to_f64(load_f32(x, (k + j) * LANES)))
+            store_f64(moment, (k + j) * LANES, f32_to_f64(w) * f32_to_f64(value))
+
+
+@_jit
+def _unbiased_tile(importance, at, x, inverse, ratio, group_size):  # type: ignore[no-untyped-def]
+    """C / D of the codes that ``inverse`` makes, within its bound, where moments are known; ``ratio``: A / B."""
+    high = splat_f64(0.0)
+    low = splat_f64(0.0)
+    d = splat_f64(0.0)
+    for k in range(0, group_size, 2):
+        words = gather_words(importance, at + 2 * k, 2 * group_size)
+        for j in range(2):
+            level = (words >> splat_i32(16 * j)) & splat_i32(0xFFFF)
+            value = load_f32(x, (k + j) * LANES)
+            wide = f32_to_f64(value)
+            d = exact_multiply_add(i32_to_f64(level) * wide, f32_to_f64(_round_codes(value, inverse)), d)
+            # two sums below 2**51, since C itself is more than float64 holds
+            high = exact_multiply_add(i32_to_f64(level >> splat_i32(8)), wide * wide, high)
+            low = exact_multiply_add(i32_to_f64(level & splat_i32(0xFF)), wide * wide, low)
+    c = high * splat_f64(256.0) + low
+    unbiased = minimum(c / maximum(absolute(d), splat_f64(1.0)), ratio * splat_f64(MOST_UNBIASED))
+    return select(c > splat_f64(0.0), unbiased, ratio)
 
 
 @_jit
@@ -112,9 +135,9 @@ def round_scale(scale):  # type: ignore[no-untyped-def]
 @_jit
 def _search_tile(x, weight, moment, unit, group_size, candidates, is_signed, importance, at):  # type: ignore[no-untyped-def]
     """What to multiply x by to get codes, and the bits of the scales. The bit budget stands in search.py."""
-    largest = weigh_tile(x, weight, moment, group_size)
+    largest, rms = weigh_tile(x, weight, moment, group_size)
     if len(importance) > 0:
-        weigh_by_importance(importance, at, x, weight, moment, group_size)
+        weigh_by_importance(importance, at, x, weight, moment, rms, 0.5, group_size)
     amax = maximum(absolute(largest), splat_f32(1.0))
     flip = splat_f32(1.0)
     if is_signed:
@@ -122,6 +145,7 @@ def _search_tile(x, weight, moment, unit, group_size, candidates, is_signed, imp
     best_score = splat_f64(-1.0)
     best_a = splat_f64(0.0)
     best_b = splat_f64(1.0)
+    best_inverse = splat_f32(0.0)
     for candidate in range(len(candidates)):
         # x times a flipped factor is what flipped x gives
         inverse = splat_f32(candidates[candidate]) / amax * flip
@@ -137,7 +161,11 @@ def _search_tile(x, weight, moment, unit, group_size, candidates, is_signed, imp
         best_score = select(is_better, score, best_score)
         best_a = select(is_better, absolute(a), best_a)
         best_b = select(is_better, wide_b, best_b)
-    bits = round_scale(best_a / best_b * unit)
+        best_inverse = select(is_better, inverse, best_inverse)
+    ratio = best_a / best_b
+    if len(importance) > 0:
+        ratio = _unbiased_tile(importance, at, x, best_inverse, ratio, group_size)
+    bits = round_scale(ratio * unit)
     magnitude = f32_to_f64(i32_bits_as_f32(bits << splat_i32(16)))
 
     is_zero = (largest == splat_f32(0.0)) | (unit == splat_f64(0.0))

@@ -122,9 +122,9 @@ def _finish_tile(x, weight, moment, unit, ratio, zero, group_size):  # type: ign
 @_jit
 def _search_tile(x, weight, moment, unit, group_size, candidates, spans, importance, at):  # type: ignore[no-untyped-def]
     """What to multiply x by to get levels, the bits of the scales, and zero points."""
-    largest = weigh_tile(x, weight, moment, group_size)
+    largest, rms = weigh_tile(x, weight, moment, group_size)
     if len(importance) > 0:
-        weigh_by_importance(importance, at, x, weight, moment, group_size)
+        weigh_by_importance(importance, at, x, weight, moment, rms, 1.0, group_size)
     is_zero = (largest == splat_f32(0.0)) | (unit == splat_f64(0.0))
 
     amax = maximum(absolute(largest), splat_f32(1.0))

@@ -26,17 +26,22 @@ def _one_by_one(x, unit, group_size, signed, importance=None):
     best = None
     for steps in CANDIDATES[group_size]:
         inverse = np.float32(steps) / np.float32(amax)
-        a = b = 0
+        a = b = d = 0
         for v, level in zip(x, importance, strict=True):
             code = int(max(-8, min(7, np.rint(np.float32(flip * v) * inverse))))
             w = min(rms + abs(v), 2**18 - 1)
-            w = max(w * level // 2**16, 1) if level else w
+            w = max(min(rms + abs(v) // 2, 2**18 - 1) * level // 2**16, 1) if level else w
             a += w * flip * v * code
             b += w * code * code
+            d += level * flip * v * code
         score = float(a) * float(a) / float(b)
         if best is None or score > best[0]:
-            best = (score, float(a) / float(b))
-    scale = bfloat16.from_float64(np.array([max(best[1] * unit, 2.0**-126)]))
+            best = (score, float(a) / float(b), float(d))
+    _, ratio, d = best
+    c = float(sum(level * v * v for v, level in zip(x, importance, strict=True)))
+    if c:
+        ratio = min(c / d, 1.125 * ratio)
+    scale = bfloat16.from_float64(np.array([max(ratio * unit, 2.0**-126)]))
     inverse = np.float32(unit / float(bfloat16.to_float32(scale)[0]))
     codes = [int(max(-8, min(7, np.rint(np.float32(flip * v) * inverse)))) for v in x]
     return codes, int(scale[0]) | (0x8000 if flip < 0 else 0)
@@ -58,7 +63,7 @@ def test_arrays_give_what_one_group_gives(group_size, signed, random_fp8):
 
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("group_size", GROUPS)
-def test_importance_multiplies_the_weights(group_size, signed, random_fp8):
+def test_importance_weighs_the_search_and_its_scale_is_unbiased(group_size, signed, random_fp8):
     rng = np.random.default_rng(1)
     ints = fp8.E4M3_INTS[random_fp8(6, 256, (1, 1))[0]]
     unit = np.exp(rng.uniform(-9, 2, (6, 256 // group_size)))
@@ -101,6 +106,35 @@ def test_importance_lowers_the_error_that_it_weighs(group_size):
         decoded = codes * bfloat16.to_float32(scale).repeat(group_size, 1)
         errors.append(float((((decoded - values) ** 2) * moments).sum()))
     assert errors[1] < 0.9 * errors[0]
+
+
+@pytest.mark.parametrize("group_size", GROUPS)
+def test_importance_leaves_outputs_as_large_as_they_were(group_size):
+    """Where least squares would make them 0.4 % smaller."""
+    rng = np.random.default_rng(3)
+    values = rng.standard_normal((64, 1024)).astype(np.float32)
+    moments = np.exp(rng.standard_normal(1024))
+    levels = importance_levels(moments, group_size=group_size)
+    codes, scale = quantize_search(
+        *value_grid(values, group_size=group_size), group_size=group_size, signed=True, importance_C=levels
+    )
+    decoded = codes * bfloat16.to_float32(scale).repeat(group_size, 1)
+    # by the levels of a group, as the search sees them; what is left comes of codes that the larger scale has changed
+    gain = float((decoded * values * levels).sum() / (values**2.0 * levels).sum()) - 1
+    assert abs(gain) < 1.2e-3
+
+
+def test_an_important_channel_of_small_weights_does_not_blow_up_the_scale():
+    """It rounds to zero, so that C / D would be as large as one likes: an eighth above least squares is the most."""
+    values = np.full((1, 32), 1.0, np.float32)
+    values[0, 0] = 0.05
+    moments = np.full(32, 1e-9)
+    moments[0] = 1.0
+    levels = importance_levels(moments, group_size=32)
+    codes, scale = quantize_search(*value_grid(values, group_size=32), group_size=32, signed=False, importance_C=levels)
+    assert codes[0, 0] == 0
+    step = float(bfloat16.to_float32(scale)[0, 0])
+    assert step == pytest.approx(1.125 / 7, rel=2**-8)
 
 
 def test_the_largest_of_everything_stays_within_the_bit_budget():

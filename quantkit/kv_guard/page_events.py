@@ -112,8 +112,12 @@ def reserve_pages(beside: Beside, tags: PageTags, ring: Ring, pages: Tensor, lin
 
 
 def held_by(expectations: Expectations, rows: Tensor, indices: Tensor) -> Held:
-    """What rows were granted, copied."""
-    details = expectations.details_RL2[rows, indices]
+    """What rows were granted, copied; where they were granted nothing, what no page has.
+
+    Details of a former request may still stand there.
+    """
+    is_granted = ~twins.is_nothing(expectations.seals_RL[rows, indices])
+    details = torch.where(is_granted[:, None], expectations.details_RL2[rows, indices], 0)
     return Held(generations=details[:, 0], owners=details[:, 1], indices=indices.clone())
 
 
@@ -136,8 +140,9 @@ def read_again(captured: Captured, step: Step, size: PoolSize) -> None:
     """The pages that a step read are those that its rows name now, where nothing may write them while it runs."""
     index_1L = torch.arange(step.most_pages, device=step.table.device)[None]
     columns = (index_1L * size.page_size if step.by_token else index_1L).clamp(max=step.table.shape[1] - 1)
-    entries = step.table[step.rows.long()[:, None], columns]
-    pages = (entries // size.page_size if step.by_token else entries).to(torch.int32)
+    entries = step.table[step.rows.long()[:, None], columns].long()
+    pages = entries // size.page_size if step.by_token else entries
+    pages = torch.where((pages >= 0) & (pages < _MOST_PAGES), pages, -2).to(torch.int32)  # -1 is what was not read
     there = captured.pages_BL[: len(step.rows), : step.most_pages]
     there.copy_(torch.where(there == -1, there, pages))
 

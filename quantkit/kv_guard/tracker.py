@@ -211,8 +211,10 @@ class NullTracker:
 def aborted_requests(
     violations: Sequence["Violation"], mode: Mode, *, lost: int, requests: Iterable[str]
 ) -> tuple[str, ...]:
-    """Each once, in the order of their lines; where a line was lost, which may have named any, all ``requests``."""
+    """Each once, in the order of their lines; all ``requests`` where a line was lost, or a row is nobody's: it may be
+    any's."""
     if mode is not Mode.ABORT:
         return ()
     named = [one.request for one in violations if one.request is not None]
-    return tuple(dict.fromkeys(named + (list(requests) if lost else [])))
+    is_anybodys = lost or any(one.request is None and one.row is not None for one in violations)
+    return tuple(dict.fromkeys(named + (list(requests) if is_anybodys else [])))

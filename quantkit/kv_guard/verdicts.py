@@ -85,7 +85,7 @@ class Verdicts:
         """A file that cannot be written ends no server: it is said, and counted."""
         try:
             self._incidents.write(violations)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # of a path that no file can have, too
             self.metrics.unwritten += len(violations)
             _log.error("KV guard: %s incidents are not written down: %s", len(violations), error)
 

@@ -102,6 +102,43 @@ def test_a_row_that_is_read_again_by_token():
         assert faults(pool.tracker.verdict(number)) == expected
 
 
+@pytest.mark.parametrize("entry", [-1, -7, 16, (1 << 32) + 3])
+def test_a_row_that_names_no_page_while_the_step_runs(entry):
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    table = torch.tensor([[3]] + [[0]] * 3)
+    step = Step(table=table, rows=numbers(0), lengths=numbers(4), most_pages=1, is_steady=True)
+    number = pool.tracker.before_step(step)
+    table[0, 0] = entry
+    pool.tracker.after_step()
+    assert [one.fault for one in pool.tracker.verdict(number).violations] == [Fault.OUTSIDE_POOL]
+
+
+def test_what_a_rows_former_request_was_granted_is_not_the_next_ones():
+    """Neither to cache, nor to copy, nor to move."""
+    pool = Pool()
+    pool.begin(1, range(4), [3])
+    pool.tracker.close(1)
+    pool.tracker.open(1, "next")
+    held = pool.tracker.cache(numbers(3), numbers(1), numbers(0))
+    pool.tracker.copied(numbers(3), numbers(1), numbers(0), numbers(1))
+    pool.tracker.open(2, "reader")
+    pool.tracker.share(numbers(2), numbers(0), held)
+    pool.table[2, 0], pool.lengths[2] = 3, 4
+    checks = [(one.check, one.request) for one in pool.run(2).violations]
+    assert checks == [("holder", "next"), ("holder", "next"), ("before_step", "reader"), ("after_step", "reader")]
+
+
+def test_a_violation_of_a_row_that_is_nobodys_ends_all_that_are_open():
+    """As where a guard was attached late: whose tokens it concerns nobody knows."""
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    pool.table[1, 0], pool.lengths[1] = 5, 4
+    verdict = pool.run(0, 1)
+    assert [one.request for one in verdict.violations] == [None, None]
+    assert verdict.aborted == ("r0",)
+
+
 def test_a_page_that_is_released_while_a_transfer_may_write_there_is_nobodys_until_it_is_drained():
     pool = Pool()
     pool.begin(0, range(4), [3])

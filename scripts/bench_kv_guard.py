@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What the KV guard costs where it is off: a host's step that asks `tracker.is_on` at each event, and one that does not.
+"""What the KV guard costs where it is off: a host's step that asks `tracker.is_on` at each event, and one without.
 
 The step is a host's own bookkeeping for a batch: pages from a free list, rows of a page table, some requests that end.
 Both functions are one source, of which the second lacks the lines that ask. They run in turns, and each pair gives a

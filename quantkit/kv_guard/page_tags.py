@@ -164,10 +164,6 @@ class PageTagTracker:
         page_events.share_pages(self.tags, pages)
         return kept
 
-    def spoil(self, pages: Tensor) -> tuple[str, ...]:
-        rows = page_events.spoil(self.tags, self.expectations, pages).nonzero()[:, 0].tolist()
-        return tuple(self._verdicts.names[row] for row in rows if row in self._verdicts.names)
-
     def own_pages(self, row: int, first: int, pages: Tensor) -> Tensor:
         seals = self.expectations.seals_RL[row, first : first + len(pages)]
         return page_events.own_pages(self.tags, self.expectations, seals, pages)

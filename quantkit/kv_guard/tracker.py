@@ -170,16 +170,11 @@ class Tracker(Protocol):
         ``held`` is what was sent: what landed must have its owners and indices. It is written no more.
         """
 
-    def spoil(self, pages: "Tensor") -> tuple[str, ...]:
-        """Who does not hold them has written to pages: nobody passes by them any more. Returns whose they were.
-
-        Asked when such a write was seen; like `own_pages`, it waits for the device.
-        """
-
     def own_pages(self, row: int, first: int, pages: "Tensor") -> "Tensor":
         """Of a row's logical pages from ``first`` on, which its table names ``pages``: its own ones, -1 where none is.
 
-        Asked when a request is ended because of its row: what it gives back must not be another's.
+        Asked when a request is ended because of its row: what it gives back must not be another's. Waits for the
+        device.
         """
 
     def before_step(self, step: Step) -> int:

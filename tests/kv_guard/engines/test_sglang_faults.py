@@ -218,6 +218,24 @@ def test_a_cached_page_that_was_written_to_is_read_by_nobody(serve):
     assert_ended(serving, "b", "c")
 
 
+def test_the_new_holder_of_a_page_that_was_written_to_is_not_ended(serve):
+    """Steps overlap: the page is released, and granted anew, before the verdict on the write is read."""
+    serving, a, b = two_running(serve, overlap=True)
+    page = row(serving, b)[12:13] // SIZE
+    batch, _ = serving.decode(a, run=False)
+    batch.out_cache_loc = page * SIZE + 1
+    launched = batch, serving.scheduler.run_batch(batch)
+    serving.retract(b)
+    new = serving.submit("c", [1, 2, 3], 6)
+    behind = serving.prefill(new)
+    assert int(row(serving, new)[0] // SIZE) == int(page[0])
+    serving.process(launched)
+    serving.process(behind)
+    serving.finish(new)
+    assert ended(serving) == {"a"}
+    assert serving.sent["c"] == serving.right("c", 6)
+
+
 def test_a_token_beside_its_place(serve):
     """The write side, in a page of its own."""
     serving, a, b = two_running(serve)

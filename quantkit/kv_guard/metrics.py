@@ -2,9 +2,9 @@
 
 from collections import Counter
 
+from quantkit.kv_guard.faults import Fault
 from quantkit.kv_guard.identity import PoolIdentity
 from quantkit.kv_guard.tracker import Verdict
-from quantkit.kv_guard.violations import Fault
 
 _PREFIX = "quantkit_kv_guard"
 _HELP = {

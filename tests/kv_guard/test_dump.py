@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from quantkit.errors import SourceError, UsageError
 from quantkit.kv_guard.dispatch import SPOILED, twins
 from quantkit.kv_guard.dump import Dump, check_dump, read_dump, write_dump
-from quantkit.kv_guard.violations import Fault
+from quantkit.kv_guard.faults import Fault
 from tests.kv_guard.pools import IDENTITY, Pool, numbers
 
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from quantkit.errors import SourceError
+from quantkit.kv_guard.faults import MEANING, Fault
 from quantkit.kv_guard.incidents import explanation, read_incidents
 from quantkit.kv_guard.metrics import FAMILIES
-from quantkit.kv_guard.violations import MEANING, Fault
 from tests.kv_guard.pools import Pool, numbers
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from quantkit.kv_guard.faults import Fault
 from quantkit.kv_guard.identity import Chains, PoolIdentity
 from quantkit.kv_guard.tracker import KvGuardError, Mode
-from quantkit.kv_guard.violations import Fault
 from tests.kv_guard.pools import PAGE_SIZE, Pool, faults, numbers
 
 

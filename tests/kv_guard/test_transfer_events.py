@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from quantkit.kv_guard.faults import Fault
 from quantkit.kv_guard.tracker import Held, Step
-from quantkit.kv_guard.violations import Fault
 from tests.kv_guard.pools import PAGE_SIZE, Pool, faults, numbers
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from quantkit.kv_guard.faults import Fault
 from quantkit.kv_guard.tracker import KvGuardError, Mode
-from quantkit.kv_guard.violations import Fault
 from tests.kv_guard.engines.small_sglang.places import srt
 
 PROMPT, OTHER = list(range(10, 23)), list(range(100, 115))

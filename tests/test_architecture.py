@@ -68,6 +68,18 @@ def test_units_import_downward_only(path: Path) -> None:
         assert LEVEL[other] < LEVEL[unit], f"{path} imports {name}, which is not below it"
 
 
+def test_the_guard_knows_neither_engines_nor_the_simulation() -> None:
+    """It lives inside a serving engine: of quantkit it imports `errors` alone, its core no plugin, a plugin no fault."""
+    parts = {"engines", "simulation"}
+    for path in (ROOT / "quantkit" / "kv_guard").rglob("*.py"):
+        names = [name.split(".") for name in imports(path)]
+        ours = [name for name in names if name[0] == "quantkit" and len(name) > 1]
+        assert {name[1] for name in ours} <= {"errors", "kv_guard"}, path
+        part = path.relative_to(ROOT / "quantkit" / "kv_guard").parts[0]
+        known = {name[2] for name in ours if len(name) > 2 and name[1] == "kv_guard"} & parts
+        assert known <= ({part} & parts), path
+
+
 def test_a_file_name_stands_in_one_module() -> None:
     """What two modules must spell alike is a constant of one, and imported."""
     modules_of: dict[str, set[Path]] = defaultdict(set)

@@ -49,7 +49,7 @@ def selftest(
 
     Example: quantkit kv-guard selftest --content crc32c
     """
-    _check_packages()
+    _check_packages("selftest", "torch", "triton")
     from quantkit.cli import render
     from quantkit.cli.show_kv_guard import show_selftest
     from quantkit.kv_guard.simulation.run import SelfTestPlan, self_test
@@ -78,7 +78,7 @@ def inspect(
 
     Example: quantkit kv-guard inspect pool.safetensors
     """
-    _check_packages()
+    _check_packages("inspect", "torch", "triton", "safetensors")
     from quantkit.cli.show_kv_guard import show_dump
     from quantkit.kv_guard.dump import check_dump, read_dump
 
@@ -96,17 +96,18 @@ def explain(
 ) -> None:
     """Say what each incident means: which request, which page, what was expected there and what was found.
 
+    Needs no further package.
+
     Example: quantkit kv-guard explain incidents.jsonl
     """
-    _check_packages()
     from quantkit.cli.show_kv_guard import show_incidents
     from quantkit.kv_guard.incidents import read_incidents
 
     show_incidents(incidents, read_incidents(incidents), as_json=as_json)
 
 
-def _check_packages() -> None:
-    """Raise UsageError where what a serving image has is missing."""
-    missing = next((name for name in ("torch", "triton", "safetensors") if find_spec(name) is None), None)
+def _check_packages(command: str, *names: str) -> None:
+    """Raise UsageError where one is missing."""
+    missing = next((name for name in names if find_spec(name) is None), None)
     if missing:
-        raise not_installed("kv-guard", missing, extra="kv-guard")
+        raise not_installed(f"kv-guard {command}", missing, extra="kv-guard")

@@ -1,22 +1,23 @@
-"""Shows dumped pools and incidents as JSON or as lines."""
+"""Shows dumped pools, incidents and self-tests as JSON or as lines. Imports nothing that needs torch."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quantkit.cli import render
 from quantkit.cli.document import head
-from quantkit.kv_guard.dump import Dump, DumpReport, report_document
 from quantkit.kv_guard.incidents import explanation
-from quantkit.kv_guard.simulation.faults.kinds import KINDS
-from quantkit.kv_guard.simulation.report import SelfTestReport
+
+if TYPE_CHECKING:
+    from quantkit.kv_guard.dump import Dump, DumpReport
+    from quantkit.kv_guard.simulation.report import SelfTestReport
 
 _MOST_ROWS = 50
 
 
-def show_dump(path: Path, dump: Dump, report: DumpReport, *, as_json: bool) -> None:
+def show_dump(path: Path, dump: "Dump", report: "DumpReport", *, as_json: bool) -> None:
     """What the pool holds, and every page that is not what its row was granted."""
     if as_json:
         document = {
@@ -24,7 +25,7 @@ def show_dump(path: Path, dump: Dump, report: DumpReport, *, as_json: bool) -> N
             "action": "inspect",
             "dump": str(path),
             "pool": asdict(dump.identity),
-            **report_document(report),
+            **report.document(),
         }
         render.show_json(document)
         return
@@ -69,7 +70,7 @@ def show_incidents(path: Path, incidents: Sequence[dict[str, Any]], *, as_json: 
     render.show_table("faults", ["fault", "times"], [[fault, str(times)] for fault, times in faults.most_common()])
 
 
-def show_selftest(report: SelfTestReport, *, content: str, as_json: bool) -> None:
+def show_selftest(report: "SelfTestReport", *, content: str, as_json: bool) -> None:
     """A line for each kind, and what was named or read without one."""
     if as_json:
         document = {
@@ -83,7 +84,7 @@ def show_selftest(report: SelfTestReport, *, content: str, as_json: bool) -> Non
     rows = []
     for count in report.kinds:
         figures = [str(number) for number in (count.injected, count.caught, count.missed)]
-        rows.append([count.kind, KINDS[count.kind].name, *figures, count.seen_first])
+        rows.append([count.kind, count.name, *figures, count.seen_first])
     render.show_table("faults", ["kind", "what happens", "injected", "caught", "missed", "seen first"], rows)
     render.show_line(
         f"{report.checks:,} page checks in {report.steps:,} steps, {report.clean_checks:,} without a fault"

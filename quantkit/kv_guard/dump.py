@@ -65,6 +65,22 @@ class DumpReport:
         """Stray pages are a leak or a node's own: no request reads them, nor a spoiled page that is no violation."""
         return not (self.violations or self.torn)
 
+    def document(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "pages": {
+                "held": self.num_held,
+                "awaiting": self.num_awaiting,
+                "shared": self.num_shared,
+                "free": self.num_free,
+            },
+            "checked": self.num_checked,
+            "violations": [one.document() for one in self.violations],
+            "torn": list(self.torn),
+            "spoiled": list(self.spoiled),
+            "stray": list(self.stray),
+        }
+
 
 def write_dump(path: Path, dump: Dump) -> None:
     """Raises UsageError where the file exists. Waits for the device."""
@@ -219,20 +235,3 @@ def check_dump(dump: Dump) -> DumpReport:
             page for page, state in enumerate(states_P.tolist()) if state == HELD and found[page] not in expected
         ),
     )
-
-
-def report_document(report: DumpReport) -> dict[str, Any]:
-    """For ``--json``."""
-    return {
-        "pages": {
-            "held": report.num_held,
-            "awaiting": report.num_awaiting,
-            "shared": report.num_shared,
-            "free": report.num_free,
-        },
-        "checked": report.num_checked,
-        "violations": [one.document() for one in report.violations],
-        "torn": list(report.torn),
-        "spoiled": list(report.spoiled),
-        "stray": list(report.stray),
-    }

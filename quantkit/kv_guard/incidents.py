@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import SourceError, first_line
+from quantkit.kv_guard.faults import MEANING, Fault
 from quantkit.kv_guard.identity import TAG_VERSION, PoolIdentity
-from quantkit.kv_guard.violations import MEANING, Fault, Violation
+
+if TYPE_CHECKING:
+    from quantkit.kv_guard.violations import Violation
 
 FORMAT = "quantkit-kv-incident"
 _FIELDS = {"step", "check", "fault", "request", "row", "index", "page", "expected", "found", "pool", "time", "version"}
@@ -22,7 +25,7 @@ class IncidentFile:
         self._path = path
         self._identity = identity
 
-    def write(self, violations: Sequence[Violation]) -> None:
+    def write(self, violations: Sequence["Violation"]) -> None:
         """A line each."""
         if self._path is None or not violations:
             return

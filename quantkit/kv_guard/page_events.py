@@ -191,13 +191,6 @@ def accept_arrived(
     tags.seals_P.index_put_((pages,), torch.where(is_right, marked, tags.seals_P[pages]))
 
 
-def spoil(tags: PageTags, expectations: Expectations, pages: Tensor) -> Tensor:
-    """Give pages a seal that nothing expects; returns the rows that expect them, bool [R]."""
-    unmarked = tags.seals_P[pages] ^ twins.mark_of(pages)
-    tags.seals_P.index_put_((pages,), twins.mark_of(pages) ^ SPOILED)
-    return torch.isin(expectations.seals_RL, unmarked[unmarked != SPOILED]).any(1)
-
-
 def own_pages(tags: PageTags, expectations: Expectations, seals: Tensor, pages: Tensor) -> Tensor:
     """Of places that expect ``seals`` and are named ``pages``, which pages are theirs: int64 [N], -1 where none is.
 

@@ -22,7 +22,7 @@ from quantkit.kv_guard.dispatch import (
 from quantkit.kv_guard.identity import Chains
 from quantkit.kv_guard.page_events import Beside, Line
 from quantkit.kv_guard.settings import GuardSettings
-from quantkit.kv_guard.tracker import Held, KvGuardError, Step, Verdict
+from quantkit.kv_guard.tracker import Held, KvGuardError, Mode, NullTracker, Step, Tracker, Verdict
 from quantkit.kv_guard.verdicts import Verdicts
 
 
@@ -164,10 +164,6 @@ class PageTagTracker:
         page_events.share_pages(self.tags, pages)
         return kept
 
-    def spoil(self, pages: Tensor) -> tuple[str, ...]:
-        rows = page_events.spoil(self.tags, self.expectations, pages).nonzero()[:, 0].tolist()
-        return tuple(self._verdicts.names[row] for row in rows if row in self._verdicts.names)
-
     def own_pages(self, row: int, first: int, pages: Tensor) -> Tensor:
         seals = self.expectations.seals_RL[row, first : first + len(pages)]
         return page_events.own_pages(self.tags, self.expectations, seals, pages)
@@ -200,7 +196,6 @@ class PageTagTracker:
         return number
 
     def launched_pages(self) -> Tensor:
-        """Those that the step reads which `before_step` has launched, int64; -1 stands for none."""
         step = self._launched
         assert step is not None, "before_step was not called"
         return self._captured.pages_BL[: len(step.rows), : step.most_pages].reshape(-1).long()
@@ -259,3 +254,10 @@ class PageTagTracker:
         if self._generation >= 1 << 64:
             self._generation -= (1 << 64) - 1
         return first
+
+
+def new_tracker(settings: GuardSettings | None, device: torch.device | str = "cpu") -> Tracker:
+    """One that tags pages; for None, or in mode off, the one that does nothing."""
+    if settings is None or settings.mode is Mode.OFF:
+        return NullTracker()
+    return PageTagTracker(settings, device)

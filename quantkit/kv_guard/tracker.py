@@ -7,13 +7,15 @@ for more.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from quantkit.errors import QuantkitError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from quantkit.kv_guard.identity import Chains
+    from quantkit.kv_guard.metrics import Metrics
     from quantkit.kv_guard.violations import Violation
 
 
@@ -89,6 +91,14 @@ class Tracker(Protocol):
     """
 
     is_on: bool
+
+    @property
+    def chains(self) -> "Chains":
+        """Under the pool's key: what owners are made of."""
+
+    @property
+    def metrics(self) -> "Metrics":
+        """Of the verdicts that were read."""
 
     def open(self, row: int, request: str) -> None:
         """A request begins in a row, which expects nothing yet."""
@@ -170,20 +180,18 @@ class Tracker(Protocol):
         ``held`` is what was sent: what landed must have its owners and indices. It is written no more.
         """
 
-    def spoil(self, pages: "Tensor") -> tuple[str, ...]:
-        """Who does not hold them has written to pages: nobody passes by them any more. Returns whose they were.
-
-        Asked when such a write was seen; like `own_pages`, it waits for the device.
-        """
-
     def own_pages(self, row: int, first: int, pages: "Tensor") -> "Tensor":
         """Of a row's logical pages from ``first`` on, which its table names ``pages``: its own ones, -1 where none is.
 
-        Asked when a request is ended because of its row: what it gives back must not be another's.
+        Asked when a request is ended because of its row: what it gives back must not be another's. Waits for the
+        device.
         """
 
     def before_step(self, step: Step) -> int:
         """Check all pages that a batch will read; returns the number of the step."""
+
+    def launched_pages(self) -> "Tensor":
+        """Those that the step reads which `before_step` has launched, int64; -1 stands for none."""
 
     def check_writes(self, slots: "Tensor", rows: "Tensor", positions: "Tensor") -> None:
         """Check where a batch will store its tokens; slots below 0 are padding.
@@ -202,10 +210,25 @@ class Tracker(Protocol):
 
 
 class NullTracker:
-    """The default: every call of an engine's is behind ``is_on``."""
+    """The default: every call of an engine's is behind ``is_on``, and one that is not is a bug."""
 
     is_on = False
     __slots__ = ()
+
+    @property
+    def chains(self) -> NoReturn:
+        self._never()
+
+    @property
+    def metrics(self) -> NoReturn:
+        self._never()
+
+    def _never(self, *_: Any, **__: Any) -> NoReturn:
+        raise AssertionError("nothing is guarded: ask for is_on first")
+
+    open = close = grant = release = cache = share = move = fork = copied = truncate = prune = clear = _never
+    announce = drained = reserve = send = lift = land = sent = arrive = store = own_pages = _never
+    before_step = launched_pages = check_writes = after_step = verdict = settle = _never
 
 
 def aborted_requests(

@@ -1,6 +1,8 @@
 """`quantkit kv-guard` as a user meets it: exit codes, tables, documents, files that are damaged."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -87,6 +89,34 @@ def test_incidents_are_explained(pool, tmp_path):
     assert (made["action"], made["faults"]) == ("explain", {"freed": 2})
     assert all("request alpha, logical page 1, page 4" in one["explanation"] for one in made["incidents"])
     assert "request alpha, logical page 1, page 4" in run("kv-guard", "explain", path).stdout
+
+
+def run_without(packages, *arguments):
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({packages!r}))\n"
+    command = [sys.executable, "-c", blocked + "from quantkit.cli.app import main; main()", "kv-guard"]
+    return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def test_an_incident_is_explained_where_no_model_runs(pool, tmp_path):
+    pool.tracker.release(numbers(4))
+    path = tmp_path / "incidents.jsonl"
+    IncidentFile(path, IDENTITY).write(pool.run(0).violations)
+    for how in ([], ["--json"]):
+        result = run_without(("torch", "triton", "safetensors", "numpy"), "explain", path, *how)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert "request alpha, logical page 1, page 4" in result.stdout
+
+
+def test_each_command_names_the_package_that_it_lacks(pool, tmp_path):
+    path = dumped(pool, tmp_path / "pool.safetensors")
+    for package, arguments in (
+        ("torch", ["inspect", path]),
+        ("safetensors", ["inspect", path]),
+        ("triton", ["selftest"]),
+    ):
+        result = run_without((package,), *arguments)
+        assert result.returncode == 2
+        assert f"kv-guard {arguments[0]} needs {package} (not installed here)" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize("command", ["inspect", "explain"])

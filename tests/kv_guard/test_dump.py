@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quantkit.errors import SourceError, UsageError
+from quantkit.kv_guard.dispatch import SPOILED, twins
 from quantkit.kv_guard.dump import Dump, check_dump, read_dump, write_dump
-from quantkit.kv_guard.violations import Fault
+from quantkit.kv_guard.faults import Fault
 from tests.kv_guard.pools import IDENTITY, Pool, numbers
 
 
@@ -68,7 +69,7 @@ def test_states_of_pages_are_told_apart(pool, tmp_path):
     tracker.cache(numbers(3), numbers(0), numbers(0))
     tracker.announce(numbers(4))
     tracker.reserve(numbers(12))
-    tracker.spoil(numbers(9))
+    tracker.tags.seals_P[9] = SPOILED ^ twins.mark_of(numbers(9))[0]
     report = check_dump(read_dump(written(pool, tmp_path / "pool.safetensors")))
     assert (report.num_held, report.num_awaiting, report.num_shared, report.num_free) == (5, 2, 1, 10)
     assert (report.torn, report.spoiled) == ((), (9,))

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from quantkit.errors import SourceError
+from quantkit.kv_guard.faults import MEANING, Fault
 from quantkit.kv_guard.incidents import explanation, read_incidents
-from quantkit.kv_guard.violations import MEANING, Fault
+from quantkit.kv_guard.metrics import FAMILIES
 from tests.kv_guard.pools import Pool, numbers
 
 
@@ -89,8 +90,7 @@ def test_counters_are_those_of_the_steps():
     assert samples['quantkit_kv_guard_violations_total{pool="target",fault="freed"}'] == "2"
     assert samples['quantkit_kv_guard_aborted_requests_total{pool="target"}'] == "1"
     assert int(samples['quantkit_kv_guard_microseconds_total{pool="target"}']) > 0
-    names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
-    assert len(names) == len(set(names)) == 7
+    assert [line.split()[2] for line in lines if line.startswith("# TYPE")] == list(FAMILIES)
 
 
 def test_a_file_that_cannot_be_written_ends_no_server(tmp_path, caplog):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from quantkit.kv_guard.faults import Fault
 from quantkit.kv_guard.identity import Chains, PoolIdentity
 from quantkit.kv_guard.tracker import KvGuardError, Mode
-from quantkit.kv_guard.violations import Fault
-from tests.kv_guard.pools import Pool, faults, numbers
+from tests.kv_guard.pools import PAGE_SIZE, Pool, faults, numbers
 
 
 def test_what_a_row_was_granted_passes():
@@ -191,12 +191,14 @@ def test_a_page_that_was_written_to_by_another_passes_for_nobody():
     pool.begin(1, range(90, 94), [5])
     pool.tracker.open(2, "r2")
     pool.tracker.share(numbers(2, 2), numbers(0, 1), held)
-    assert pool.tracker.spoil(numbers(4)) == ("r0", "r2")
-    assert pool.tracker.spoil(numbers(4)) == ()
+    pool.tracker.check_writes(numbers(4 * PAGE_SIZE), numbers(1), numbers(0))
     assert pool.tracker.own_pages(0, 1, numbers(5)).tolist() == [-1]
     pool.table[2, :2], pool.lengths[2] = torch.tensor([3, 4]), 8
     verdict = pool.run(0, 1, 2)
-    assert {(one.request, one.evidence.page) for one in verdict.violations} == {("r0", 4), ("r2", 4)}
+    named = {(one.request, one.check, one.evidence.page) for one in verdict.violations}
+    assert named == {("r1", "write", 4)} | {
+        (who, when, 4) for who in ("r0", "r2") for when in ("before_step", "after_step")
+    }
 
 
 def test_generations_are_counted_round():

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from quantkit.kv_guard.faults import Fault
 from quantkit.kv_guard.tracker import Held, Step
-from quantkit.kv_guard.violations import Fault
 from tests.kv_guard.pools import PAGE_SIZE, Pool, faults, numbers
 
 
@@ -299,3 +299,20 @@ def test_where_violations_were_lost_all_that_were_open_are_aborted():
     verdict = pool.run(0, 1)
     assert verdict.lost
     assert verdict.aborted == ("r0", "r1")
+
+
+def test_a_written_page_that_is_granted_anew_before_the_verdict_is_its_new_holders():
+    """It was released behind the write: who has it by then writes over what was stored there."""
+    pool = Pool()
+    pool.begin(0, range(6), [3, 4])
+    pool.begin(1, range(50, 56), [5, 6])
+    write_step = pool.launch(0)
+    write(pool, 6 * PAGE_SIZE + 1, 0, 5)
+    pool.tracker.after_step()
+    pool.tracker.release(numbers(5, 6))
+    pool.begin(2, range(70, 76), [6, 5])
+    next_step = pool.launch(2)
+    pool.tracker.after_step()
+    assert pool.tracker.verdict(write_step).aborted == ("r0",)
+    assert pool.tracker.verdict(next_step).violations == ()
+    assert pool.run(2).violations == ()

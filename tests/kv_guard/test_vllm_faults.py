@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quantkit.kv_guard.violations import Fault
+from quantkit.kv_guard.faults import Fault
 from tests.kv_guard.vllm_harness import PAGE_SIZE
 
 BOTH_RUNNERS = pytest.mark.parametrize("v2", [True, False], ids=["v2", "v1"])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from quantkit.kv_guard.identity import Chains, PoolIdentity
-from quantkit.kv_guard.page_tags import PageTagTracker
+from quantkit.kv_guard.identity import PoolIdentity
+from quantkit.kv_guard.page_tags import new_tracker
 from quantkit.kv_guard.settings import GuardSettings, PoolSize
 from quantkit.kv_guard.simulation.allocator import NULL_PAGE, FreePages, RowTable
 from quantkit.kv_guard.simulation.content import Content
@@ -39,8 +39,8 @@ class Surroundings:
     content: bool = True
 
 
-def new_tracker(shape: EngineShape, num_pages: int, first_generation: int) -> PageTagTracker:
-    """Its violations end requests."""
+def settings_of(shape: EngineShape, num_pages: int, first_generation: int) -> GuardSettings:
+    """Of a pool's guard: violations end requests."""
     layout = f"simulated, pages of {shape.page_size}"
     size = PoolSize(
         num_pages=num_pages,
@@ -49,14 +49,12 @@ def new_tracker(shape: EngineShape, num_pages: int, first_generation: int) -> Pa
         most_pages=shape.most_pages,
         null_page=NULL_PAGE,
     )
-    return PageTagTracker(
-        GuardSettings(
-            identity=PoolIdentity(model="simulated", layout=layout),
-            size=size,
-            mode=Mode.ABORT,
-            ring_lines=_RING_LINES,
-            first_generation=first_generation,
-        )
+    return GuardSettings(
+        identity=PoolIdentity(model="simulated", layout=layout),
+        size=size,
+        mode=Mode.ABORT,
+        ring_lines=_RING_LINES,
+        first_generation=first_generation,
     )
 
 
@@ -72,11 +70,9 @@ class Engine:
         self.content = Content(shape.num_pages, shape.page_size, around.random.getrandbits(31))
         # soon counted round, here where numbers become negative and there where they begin anew
         first = (1 << 64 if shape.decodes else 1 << 63) - 5 * shape.num_pages
-        tracker = new_tracker(shape, shape.num_pages, first) if around.is_guarded else None
-        self.tracker = tracker
-        self.chains = tracker.chains if tracker else Chains(bytes(32))
+        self.tracker = new_tracker(settings_of(shape, shape.num_pages, first) if around.is_guarded else None)
         self.stream = Stream(around.beside)
-        self.events = Events(self.stream, tracker, self.content if around.content else None)
+        self.events = Events(self.stream, self.tracker, self.content if around.content else None)
         self.free_pages = FreePages(shape.num_pages, self.events.release)
         self.rows = RowTable(shape)
         self.host: HostTier | None = None
@@ -106,7 +102,7 @@ class Engine:
         self.free_pages.fill(self.shape.num_pages)
         self.rows.fill()
         self.padding_slot = -1
-        if self.tracker:
+        if self.tracker.is_on:
             for row in range(1, self.shape.num_rows):
                 self.tracker.close(row)
             self.tracker.drained(torch.arange(self.shape.num_pages))

@@ -5,11 +5,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from quantkit.kv_guard.page_tags import PageTagTracker
 from quantkit.kv_guard.simulation.content import Content
 from quantkit.kv_guard.simulation.stream import Stream
 from quantkit.kv_guard.simulation.tree import Node
-from quantkit.kv_guard.tracker import Held
+from quantkit.kv_guard.tracker import Held, Tracker
 
 
 def numbers(values: Sequence[int]) -> Tensor:
@@ -18,9 +17,9 @@ def numbers(values: Sequence[int]) -> Tensor:
 
 
 class Events:
-    """Without a tracker nothing is told, and what engines do anyway is all that is left."""
+    """Where the tracker is off nothing is told, and what engines do anyway is all that is left."""
 
-    def __init__(self, stream: Stream, tracker: PageTagTracker | None, content: Content | None) -> None:
+    def __init__(self, stream: Stream, tracker: Tracker, content: Content | None) -> None:
         self._stream = stream
         self._tracker = tracker
         self._content = content  # whose pages are summed on the way; None: they are not
@@ -30,7 +29,7 @@ class Events:
     @property
     def is_on(self) -> bool:
         """The one question before anything is gathered."""
-        return self._tracker is not None
+        return self._tracker.is_on
 
     def open(self, row: int, request: str) -> None:
         self._put(lambda tracker: tracker.open(row, request))
@@ -56,7 +55,7 @@ class Events:
         granted, released = self._granted, self._released
         self._granted, self._released = [], []
         tracker = self._tracker
-        if tracker is None:
+        if not tracker.is_on:
             return
         if granted:
             pages, rows, indices, owners = (numbers(part) for part in zip(*granted, strict=True))
@@ -69,7 +68,7 @@ class Events:
         """The pages that a row gave to a node."""
         pages, rows, indices = _places(node, row)
 
-        def run(tracker: PageTagTracker) -> None:
+        def run(tracker: Tracker) -> None:
             node.held = tracker.cache(pages, rows, indices)
 
         self._put(run)
@@ -78,7 +77,7 @@ class Events:
         """A node's pages begin a row."""
         _, rows, indices = _places(node, row)
 
-        def run(tracker: PageTagTracker) -> None:
+        def run(tracker: Tracker) -> None:
             assert node.held is not None, "the node was never cached"
             tracker.share(rows, indices, node.held)
 
@@ -87,7 +86,7 @@ class Events:
     def split(self, front: Node, back: Node, count: int) -> None:
         """What a node held is what its parts hold."""
 
-        def run(_: PageTagTracker) -> None:
+        def run(_: Tracker) -> None:
             if back.held is not None:
                 front.held, back.held = back.held[:count], back.held[count:]
 
@@ -141,7 +140,7 @@ class Events:
         """A node's pages have come back from the host's memory."""
         pages = list(node.pages or [])
 
-        def run(tracker: PageTagTracker) -> None:
+        def run(tracker: Tracker) -> None:
             assert held is not None, "the host's memory holds it"
             node.held = tracker.store(numbers(pages), held, self._sums(pages))
 
@@ -150,10 +149,10 @@ class Events:
     def _sums(self, pages: Sequence[int]) -> Tensor | None:
         return None if self._content is None else self._content.checksums.of(numbers(pages))
 
-    def _put(self, run: Callable[[PageTagTracker], object]) -> None:
+    def _put(self, run: Callable[[Tracker], object]) -> None:
         self.flush()
         tracker = self._tracker
-        if tracker is not None:
+        if tracker.is_on:
             self._stream.put(lambda: run(tracker))
 
 

@@ -8,9 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from quantkit.kv_guard.page_tags import new_tracker
 from quantkit.kv_guard.simulation.allocator import FreePages
 from quantkit.kv_guard.simulation.content import NUM_LAYERS, Content
-from quantkit.kv_guard.simulation.engine import Engine, new_tracker
+from quantkit.kv_guard.simulation.engine import Engine, settings_of
 from quantkit.kv_guard.simulation.events import numbers
 from quantkit.kv_guard.simulation.stream import Lane, Op
 from quantkit.kv_guard.simulation.tree import Node
@@ -40,7 +41,7 @@ class HostTier:
         self._num_pages = shape.host_pages
         self.content = Content(shape.host_pages, shape.page_size, around.random.getrandbits(31))
         first = around.random.getrandbits(61)
-        self.tracker = new_tracker(shape, shape.host_pages, first) if engine.tracker else None
+        self.tracker = new_tracker(settings_of(shape, shape.host_pages, first) if around.is_guarded else None)
         self.free_pages = FreePages(shape.host_pages, self._release)
         self.copies: list[Copy] = []
 
@@ -53,7 +54,7 @@ class HostTier:
             engine.tree.unlock(node)
             return False
         node.is_busy = True
-        if self.tracker:
+        if self.tracker.is_on:
             self.tracker.reserve(numbers(host_pages))
         copy = Copy(node, list(node.pages), host_pages, is_load=False, may_begin=lambda: True)
         engine.events.send(copy.pages, partial(_held_by, copy, node))
@@ -76,7 +77,7 @@ class HostTier:
         behind = engine.put_copy(lambda: None)
         held = [node.host_held] if node.host_held else []
         copy = Copy(node, pages, list(node.host_pages or []), True, partial(_has_run, engine, behind), held)
-        if self.tracker:
+        if self.tracker.is_on:
             self.tracker.send(numbers(copy.host_pages), copy.held[0])
         self._begin(copy)
         return True
@@ -103,14 +104,14 @@ class HostTier:
         """Nothing is there."""
         self.copies.clear()
         self.free_pages.fill(self._num_pages)
-        if self.tracker:
+        if self.tracker.is_on:
             self.settle()
             self.tracker.drained(torch.arange(self._num_pages))
             self.tracker.clear()
 
     def settle(self) -> bool:
         """Whether the guard has nothing to say."""
-        if self.tracker is None:
+        if not self.tracker.is_on:
             return True
         verdict = self.tracker.settle()
         self._engine.judge.see(self.name, verdict)
@@ -121,14 +122,14 @@ class HostTier:
         pages = numbers((other.pages or [])[: len(host_pages)])
         targets = numbers(host_pages[: len(pages)])
         held = other.held[: len(pages)] if other.held is not None else None
-        if self.tracker and self._engine.tracker and held:
+        if self.tracker.is_on and held:
             self.tracker.release(targets)
             self.tracker.reserve(targets)
             sums = self._engine.content.checksums.of(pages) if self._engine.around.content else None
             self.tracker.land(targets, self._engine.tracker.send(pages, held, sums))
         for layer in range(NUM_LAYERS):
             self.content.take(self._engine.content, layer, pages, targets)
-        if self.tracker and held:
+        if self.tracker.is_on and held:
             self.tracker.store(targets, held, self._sums(targets))
 
     def _begin(self, copy: Copy) -> None:
@@ -138,7 +139,7 @@ class HostTier:
     def _offloaded(self, copy: Copy) -> None:
         engine = self._engine
         engine.events.sent(copy.pages, lambda: copy.held[0])
-        if self.tracker:
+        if self.tracker.is_on:
             targets = numbers(copy.host_pages)
             copy.node.host_held = self.tracker.store(targets, copy.held[0], self._sums(targets))
         copy.node.host_pages = copy.host_pages
@@ -147,7 +148,7 @@ class HostTier:
 
     def _loaded(self, copy: Copy) -> None:
         engine = self._engine
-        if self.tracker:
+        if self.tracker.is_on:
             self.tracker.sent(numbers(copy.host_pages), copy.held[0])
         is_good = self.settle()
         if is_good and engine.tree.has(copy.node):
@@ -174,7 +175,7 @@ class HostTier:
             judge.spread(self.name, copy.host_pages, name, copy.pages)
         else:
             judge.spread(name, copy.pages, self.name, copy.host_pages)
-        if self.tracker is None or self._engine.tracker is None:
+        if not self.tracker.is_on:
             return
         pages, host_pages = numbers(copy.pages), numbers(copy.host_pages)
         if copy.is_load:
@@ -203,7 +204,7 @@ class HostTier:
         return self.content.checksums.of(pages) if self._engine.around.content else None
 
     def _release(self, pages: object) -> None:
-        if self.tracker:
+        if self.tracker.is_on:
             self.tracker.release(numbers(pages))  # type: ignore[arg-type]
 
 

@@ -44,7 +44,7 @@ def give(engine: Engine, request: Request, pages: list[int]) -> None:
     first = len(request.pages)
     if engine.events.is_on:
         page_size = engine.shape.page_size
-        owners = [request.owner(engine.chains, page_size, index) for index in range(first, first + len(pages))]
+        owners = [request.owner(engine.tracker.chains, page_size, index) for index in range(first, first + len(pages))]
         engine.events.grant(pages, request.row, first, owners)
     engine.rows.write(request.row, first, pages)
     request.pages += pages

@@ -34,6 +34,11 @@ class KindCount:
     harmless: int = 0
     when: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def name(self) -> str:
+        """What happens."""
+        return KINDS[self.kind].name
+
     def count(self, injection: Injection, *, is_combined: bool) -> None:
         """Add what became of a fault."""
         if not injection.is_fired:
@@ -57,7 +62,7 @@ class KindCount:
         """As JSON has it."""
         return {
             "kind": self.kind,
-            "name": KINDS[self.kind].name,
+            "name": self.name,
             "injected": self.injected,
             "caught": self.caught,
             "missed": self.missed,

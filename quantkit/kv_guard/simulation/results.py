@@ -20,7 +20,7 @@ def process(engine: Engine) -> None:
     launched = engine.launched.popleft()
     engine.stream.run_to(launched.done)
     engine.free_pages.begin_group()
-    if engine.tracker:
+    if engine.tracker.is_on:
         verdict = engine.tracker.verdict(launched.number)
         engine.judge.see(engine.name, verdict)
         end_named(engine, verdict.aborted)

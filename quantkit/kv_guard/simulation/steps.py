@@ -208,7 +208,7 @@ class Forward:
             pages = engine.rows.table[rows_T, positions_T // shape.page_size].long()
             slots = pages * shape.page_size + positions_T % shape.page_size
         self._slots = torch.cat((slots, self._padding_slots))
-        if engine.tracker:
+        if engine.tracker.is_on:
             padding = torch.zeros_like(self._padding_slots)
             self._launched.number = engine.tracker.before_step(self._step)
             engine.tracker.check_writes(self._slots, torch.cat((rows_T, padding)), torch.cat((positions_T, padding)))
@@ -250,5 +250,5 @@ class Forward:
 
     def end(self) -> None:
         """The same pages once more."""
-        if self._engine.tracker:
+        if self._engine.tracker.is_on:
             self._engine.tracker.after_step()

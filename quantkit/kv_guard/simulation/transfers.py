@@ -100,7 +100,7 @@ class Link:
 
         def tags() -> None:
             self.decode.judge.spread(self.prefill.name, sources.tolist(), self.decode.name, pages.tolist())
-            if self.prefill.tracker and self.decode.tracker:
+            if self.decode.tracker.is_on:
                 self.decode.tracker.land(pages, self.prefill.tracker.lift(sources))
 
         take = self.decode.content.take

@@ -88,7 +88,7 @@ class World:
         """Everybody is sent away; faults and what they left behind are gone."""
         self.drain()
         for engine in self.engines:
-            if engine.tracker:
+            if engine.tracker.is_on:
                 verdict = engine.tracker.settle()
                 self.judge.see(engine.name, verdict)
         self.beside.drop()

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from quantkit.kv_guard.faults import Fault
 from quantkit.kv_guard.tracker import KvGuardError, Mode
-from quantkit.kv_guard.violations import Fault
 from tests.kv_guard.engines.small_sglang.places import srt
 
 PROMPT, OTHER = list(range(10, 23)), list(range(100, 115))
@@ -216,6 +216,24 @@ def test_a_cached_page_that_was_written_to_is_read_by_nobody(serve):
     serving.process((batch, serving.scheduler.run_batch(batch)))
     serving.finish(serving.submit("c", PROMPT))
     assert_ended(serving, "b", "c")
+
+
+def test_the_new_holder_of_a_page_that_was_written_to_is_not_ended(serve):
+    """Steps overlap: the page is released, and granted anew, before the verdict on the write is read."""
+    serving, a, b = two_running(serve, overlap=True)
+    page = row(serving, b)[12:13] // SIZE
+    batch, _ = serving.decode(a, run=False)
+    batch.out_cache_loc = page * SIZE + 1
+    launched = batch, serving.scheduler.run_batch(batch)
+    serving.retract(b)
+    new = serving.submit("c", [1, 2, 3], 6)
+    behind = serving.prefill(new)
+    assert int(row(serving, new)[0] // SIZE) == int(page[0])
+    serving.process(launched)
+    serving.process(behind)
+    serving.finish(new)
+    assert ended(serving) == {"a"}
+    assert serving.sent["c"] == serving.right("c", 6)
 
 
 def test_a_token_beside_its_place(serve):

@@ -1,6 +1,6 @@
 """A decode server runs short of pages: a request's KV goes to the host, and comes back to other pages."""
 
-from quantkit.kv_guard.violations import Fault
+from quantkit.kv_guard.faults import Fault
 from tests.kv_guard.engines.small_sglang.places import srt
 from tests.kv_guard.engines.test_sglang_transfers import PROMPT, SIZE, Decode, faults, pages_of, prefill, write
 

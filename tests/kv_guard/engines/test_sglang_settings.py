@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import pytest
 
 from quantkit.kv_guard.engines.sglang.settings import PluginSettings, read_settings
+from quantkit.kv_guard.metrics import FAMILIES
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 
 PROMPT = list(range(10, 23))
@@ -39,7 +40,7 @@ def test_metrics_in_prometheus_text(serve, tmp_path):
     text = path.read_text()
     assert text.endswith("\n")
     families = re.findall(r"^# TYPE (\w+) counter$", text, re.M)
-    assert len(families) == len(set(families)) == 6
+    assert families == list(FAMILIES)
     for line in text.splitlines():
         family = re.fullmatch(r'(?:# (?:HELP|TYPE) )?(\w+)(?:\{pool="[^"]+"(?:,fault="[a-z_-]+")?\} \d+| .+)', line)
         assert family, line

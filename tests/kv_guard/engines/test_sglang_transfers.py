@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from quantkit.kv_guard.faults import Fault
 from quantkit.kv_guard.tracker import KvGuardError
-from quantkit.kv_guard.violations import Fault
 from tests.kv_guard.engines.small_sglang.places import srt
 
 PROMPT = list(range(10, 23))  # three pages, and a token

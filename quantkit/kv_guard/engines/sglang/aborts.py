@@ -22,10 +22,9 @@ from quantkit.kv_guard.engines.sglang.events import wait_for
 from quantkit.kv_guard.engines.sglang.guard import Guard
 from quantkit.kv_guard.engines.sglang.targets import ROOT
 from quantkit.kv_guard.tracker import Mode, Verdict
-from quantkit.kv_guard.violations import Fault, Violation
+from quantkit.kv_guard.violations import Violation
 
 _REASON = "A page of the KV cache was not what this request was granted; its output was withheld."
-_BESIDE = (Fault.WRITE_OUT_OF_PLACE, Fault.OUTSIDE_POOL)  # writes that hit no page of others
 _OF_A_ROW = ("before_step", "after_step", "write")
 
 
@@ -36,11 +35,13 @@ class Aborts:
         self._guard = guard
 
     def judge(self, verdict: Verdict, batch: Any) -> None:
-        """Who is named is condemned; where a name is missing, or a violation was lost, the whole batch is."""
+        """Who is named is condemned; where a name is missing, or a violation was lost, the whole batch is.
+
+        Whose page another wrote to is named by the checks of whoever reads it: the page was spoiled with the write.
+        """
         if self._guard.settings.mode is not Mode.ABORT:
             return
         self._guard.condemned.update(verdict.aborted)
-        self._condemn_victims([one for one in verdict.violations if one.check == "write" and one.fault not in _BESIDE])
         if verdict.lost or any(_is_nameless(violation) for violation in verdict.violations):
             self._guard.condemned.update(req.rid for req in batch.reqs)
 
@@ -85,16 +86,6 @@ class Aborts:
         if req.rid not in self._guard.condemned or req.finished() or req.is_retracted:
             return False
         return req.discard_output_reason is not None
-
-    def _condemn_victims(self, writes: Sequence[Violation]) -> None:
-        """Tokens went to pages of others, who have read them: these are ended too, and who reads the pages later."""
-        if writes:
-            pool = self._guard.pool
-            pages = torch.tensor(
-                sorted({one.evidence.page for one in writes}), device=pool.row_pool.req_to_token.device
-            )
-            wait_for(pages)
-            self._guard.condemned.update(pool.tracker.spoil(pages))
 
     def _mend(self, req: Any) -> None:
         """Let a row name what is its own. Waits for the device, as it happens once for a request that is ended."""

@@ -1,0 +1,45 @@
+"""What can be wrong with a page, by name and in words. Imports nothing: who reads incidents needs no torch."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class Fault(StrEnum):
+    """What is wrong with a page, in the words of metrics and incidents."""
+
+    NEVER_GRANTED = "never_granted"
+    OUTSIDE_POOL = "outside_pool"
+    FREED = "freed"
+    GRANTED_ANEW = "granted_anew"
+    OTHER_OWNER = "other_owner"
+    MISPLACED = "misplaced"
+    OTHER_PAGE = "other_page"
+    TORN = "torn"
+    GRANTED_TWICE = "granted_twice"
+    LANDING = "landing"
+    FREED_TWICE = "freed_twice"
+    WRITE_TO_SHARED = "write_to_shared"
+    WRITE_OUT_OF_PLACE = "write_out_of_place"
+    SPOILED = "spoiled"
+    NOT_ARRIVED = "not_arrived"
+    CONTENT = "content"
+
+
+MEANING: Mapping[Fault, str] = {
+    Fault.NEVER_GRANTED: "the row was never granted a page for this place",
+    Fault.OUTSIDE_POOL: "the page table names a page that the pool does not have",
+    Fault.FREED: "the page was released while the row still had it",
+    Fault.GRANTED_ANEW: "the page was released and granted again for the same prefix: its content may be half written",
+    Fault.OTHER_OWNER: "the page is another prefix's: it was released and granted again, or the row is not its own",
+    Fault.MISPLACED: "the page is the row's own and stands at another place",
+    Fault.OTHER_PAGE: "the tag is that of another page: a copy, a move or a transfer brought it here",
+    Fault.TORN: "the tag agrees with no page: it was overwritten in part",
+    Fault.GRANTED_TWICE: "the page was granted while it was held: it stood in the free list twice",
+    Fault.LANDING: "a transfer to a former holder of the page may still write there",
+    Fault.FREED_TWICE: "the page was released while it was free",
+    Fault.WRITE_TO_SHARED: "a token would be stored in a page that others read",
+    Fault.WRITE_OUT_OF_PLACE: "a token would be stored at another offset than that of its position",
+    Fault.SPOILED: "somebody who does not hold the page has written there, or may",
+    Fault.NOT_ARRIVED: "the transfer was said to be complete and has not reached the page",
+    Fault.CONTENT: "the content has another checksum than it left with",
+}

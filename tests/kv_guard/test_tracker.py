@@ -1,0 +1,33 @@
+"""What an engine may call a tracker, and the one that does nothing."""
+
+import inspect
+
+import pytest
+
+from quantkit.kv_guard.page_tags import PageTagTracker, new_tracker
+from quantkit.kv_guard.settings import GuardSettings, PoolSize
+from quantkit.kv_guard.tracker import Mode, NullTracker, Tracker
+from tests.kv_guard.pools import IDENTITY
+
+SIZE = PoolSize(num_pages=4, page_size=4, num_rows=2, most_pages=2)
+CALLS = [name for name, _ in inspect.getmembers(Tracker, inspect.isfunction) if not name.startswith("_")]
+
+
+def test_a_tracker_is_what_the_settings_say():
+    """That both are trackers is checked with the types."""
+    settings = GuardSettings(identity=IDENTITY, size=SIZE)
+    off = GuardSettings(identity=IDENTITY, size=SIZE, mode=Mode.OFF)
+    assert [type(new_tracker(one)) for one in (None, off, settings)] == [NullTracker, NullTracker, PageTagTracker]
+    assert [new_tracker(one).is_on for one in (None, settings)] == [False, True]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_off_is_never_asked_for_more(name):
+    with pytest.raises(AssertionError, match="ask for is_on first"):
+        getattr(new_tracker(None), name)()
+
+
+@pytest.mark.parametrize("name", ["chains", "metrics"])
+def test_nor_for_what_it_has(name):
+    with pytest.raises(AssertionError, match="ask for is_on first"):
+        getattr(new_tracker(None), name)

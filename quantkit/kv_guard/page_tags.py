@@ -175,6 +175,7 @@ class PageTagTracker:
                 remedy="attach the guard with the sizes of this pool",
             )
         number = self._verdicts.step
+        self._verdicts.launch()
         with self._verdicts.stopwatch:
             self._ops.check_pages(
                 self.tags,

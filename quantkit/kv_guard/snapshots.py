@@ -1,13 +1,15 @@
 """The ring of a step on its way to the host: copied behind the step, read when its result is."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quantkit.kv_guard.dispatch import Ring
+from quantkit.kv_guard.dispatch import Check, Ring
+from quantkit.kv_guard.tracker import STEP_CHECKS
 
 
 class Stopwatch:
@@ -52,12 +54,30 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """The requests of rows: what a step reads belongs to those that had them when it was launched, an event to those
+    that have them now."""
+
+    launched: Mapping[int, str]
+    now: Mapping[int, str]
+
+    def of(self, check: Check) -> Mapping[int, str]:
+        """For lines of a check."""
+        return self.launched if check.name.lower() in STEP_CHECKS else self.now
+
+    @property
+    def all(self) -> list[str]:
+        """Each once."""
+        return list(dict.fromkeys([*self.launched.values(), *self.now.values()]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """What the ring held behind a step. ``ready`` is the event of the copy, None where it is done."""
 
     step: int
     num_checked: int
-    names: dict[int, str]
+    names: "Names"
     count: Tensor
     lines: Tensor
     ready: Any

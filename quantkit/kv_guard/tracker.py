@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from quantkit.kv_guard.violations import Violation
 
 
+READ_CHECKS = frozenset({"before_step", "after_step"})  # of what a step that was launched reads
+STEP_CHECKS = READ_CHECKS | {"write"}
+
+
 class Mode(StrEnum):
     """What follows a violation."""
 
@@ -234,10 +238,11 @@ class NullTracker:
 def aborted_requests(
     violations: Sequence["Violation"], mode: Mode, *, lost: int, requests: Iterable[str]
 ) -> tuple[str, ...]:
-    """Each once, in the order of their lines; all ``requests`` where a line was lost, or a row is nobody's: it may be
-    any's."""
+    """Each once, in the order of their lines; all ``requests`` where a line was lost, or a step reads a row that is
+    nobody's: it may be any's."""
     if mode is not Mode.ABORT:
         return ()
     named = [one.request for one in violations if one.request is not None]
-    is_anybodys = lost or any(one.request is None and one.row is not None for one in violations)
+    nobodys = [one for one in violations if one.request is None and one.row is not None]
+    is_anybodys = lost or any(one.check in READ_CHECKS for one in nobodys)  # who reads what is written is named
     return tuple(dict.fromkeys(named + (list(requests) if is_anybodys else [])))

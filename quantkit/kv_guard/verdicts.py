@@ -5,11 +5,11 @@ from collections import deque
 
 from torch import Tensor
 
-from quantkit.kv_guard.dispatch import Ring
+from quantkit.kv_guard.dispatch import Check, Ring, Word
 from quantkit.kv_guard.incidents import IncidentFile
 from quantkit.kv_guard.metrics import Metrics
 from quantkit.kv_guard.settings import GuardSettings
-from quantkit.kv_guard.snapshots import Snapshot, Stopwatch, copy_ring
+from quantkit.kv_guard.snapshots import Names, Snapshot, Stopwatch, copy_ring
 from quantkit.kv_guard.tracker import KvGuardError, Mode, Verdict, aborted_requests
 from quantkit.kv_guard.violations import Violation, read_line
 
@@ -25,10 +25,15 @@ class Verdicts:
         self.metrics = Metrics(settings.identity)
         self._incidents = IncidentFile(settings.incidents, settings.identity)
         self.names: dict[int, str] = {}
+        self._launched_names: dict[int, str] = {}
         self.step = 0
         self.stopwatch = Stopwatch(on)
         self._num_checked = 0
         self._snapshots: deque[Snapshot] = deque()
+
+    def launch(self) -> None:
+        """A step is checked that will read what the rows have now."""
+        self._launched_names = dict(self.names)
 
     def count_checked(self, num_pages: int) -> None:
         """Pages that were checked in this step."""
@@ -57,7 +62,7 @@ class Verdicts:
         return Snapshot(
             step=self.step,
             num_checked=self._num_checked,
-            names=dict(self.names),
+            names=Names(launched=self._launched_names, now=dict(self.names)),
             count=count,
             lines=lines,
             ready=ready,
@@ -70,7 +75,7 @@ class Verdicts:
         kept = snapshot.lines[: min(count, self._ring.num_lines)].tolist()
         violations = tuple(self._violation(line, snapshot.names) for line in kept)
         lost = count - len(violations)
-        aborted = aborted_requests(violations, self._settings.mode, lost=lost, requests=snapshot.names.values())
+        aborted = aborted_requests(violations, self._settings.mode, lost=lost, requests=snapshot.names.all)
         verdict = Verdict(step=snapshot.step, violations=violations, lost=lost, aborted=aborted)
         self.metrics.count(verdict, num_pages=snapshot.num_checked, seconds=snapshot.timing.seconds)
         self._write_down(violations)
@@ -89,6 +94,6 @@ class Verdicts:
             self.metrics.unwritten += len(violations)
             _log.error("KV guard: %s incidents are not written down: %s", len(violations), error)
 
-    def _violation(self, line: list[int], names: dict[int, str]) -> Violation:
-        size = self._settings.size
-        return read_line(line, names, num_pages=size.num_pages, page_size=size.page_size)
+    def _violation(self, line: list[int], names: Names) -> Violation:
+        size, requests = self._settings.size, names.of(Check(line[Word.CHECK]))
+        return read_line(line, requests, num_pages=size.num_pages, page_size=size.page_size)

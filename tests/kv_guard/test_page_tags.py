@@ -9,6 +9,22 @@ from quantkit.kv_guard.tracker import KvGuardError, Mode
 from tests.kv_guard.pools import PAGE_SIZE, Pool, faults, numbers
 
 
+def test_a_row_that_passes_to_another_while_a_step_runs():
+    """What the step read was the former's, what happens behind it is the next one's."""
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    step = pool.launch(0)
+    pool.tracker.release(numbers(3))
+    pool.tracker.close(0)
+    pool.begin(0, range(50, 54), [5], request="next")
+    pool.tracker.release(numbers(5))
+    pool.tracker.cache(numbers(5), numbers(0), numbers(0))
+    pool.tracker.after_step()
+    verdict = pool.tracker.verdict(step)
+    assert [(one.check, one.request) for one in verdict.violations] == [("holder", "next"), ("after_step", "r0")]
+    assert verdict.aborted == ("next", "r0")
+
+
 def test_what_a_row_was_granted_passes():
     pool = Pool()
     pool.begin(0, range(10), [3, 4, 5])

@@ -69,7 +69,7 @@ def test_units_import_downward_only(path: Path) -> None:
 
 
 def test_the_guard_knows_neither_engines_nor_the_simulation() -> None:
-    """It lives inside a serving engine: of quantkit it imports `errors` alone, its core no plugin, a plugin no fault."""
+    """In a serving engine it imports `errors` alone of quantkit; plugins know no simulation, and its core neither."""
     parts = {"engines", "simulation"}
     for path in (ROOT / "quantkit" / "kv_guard").rglob("*.py"):
         names = [name.split(".") for name in imports(path)]

@@ -12,15 +12,25 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-TAG_BYTES = 32
 GENERATION, OWNER, PLACE = range(3)  # columns of a record; PLACE: logical index | checksum << 32
+PLACE_MASK = 0xFFFF_FFFF  # of the index in a place
 FREE_INDEX = 0xFFFF_FFFF  # the logical index of a page that nobody holds
+MOST_PAGES = 1 << 31  # of a pool: what a mark undoes to beyond is no page
 NEVER = 0  # expected of nothing: by a row that is not open, and of pages that a window has left behind
 UNGRANTED = 1  # expected of a logical page that an open row was not granted: no null page may stand there
 SPOILED = 2  # the seal, without its mark, of a page where somebody has written, or may, who does not hold it
 MARK = 0x51ED_2705  # what is added to a page before it is mixed into its seal
 
 LINE_WORDS = 16
+
+
+class State(IntEnum):
+    """Of a page."""
+
+    FREE = 0
+    HELD = 1
+    SHARED = 2  # held, and not to be written
+    AWAITING = 3  # held, or reserved, and a transfer may write there
 
 
 class Check(IntEnum):
@@ -62,7 +72,7 @@ class PageTags:
 
     seals_P: Tensor  # int64: of the record, marked with the page
     records_P3: Tensor  # int64
-    states_P: Tensor  # int32: 0 is free; the others below
+    states_P: Tensor  # int32: State
 
     @property
     def num_pages(self) -> int:
@@ -97,13 +107,8 @@ class Ring:
         return len(self.lines_KW) - 1
 
 
-HELD = 1
-SHARED = 2  # held, and not to be written
-AWAITING = 3  # held, and a transfer may write there
-
-
 def new_tags(num_pages: int, device: torch.device | str = "cpu") -> PageTags:
-    """Nothing is sealed yet: `reference.release_pages` does it."""
+    """Nothing is sealed yet: who makes them seals all pages as free."""
     return PageTags(
         seals_P=torch.zeros(num_pages, dtype=torch.int64, device=device),
         records_P3=torch.zeros(num_pages, 3, dtype=torch.int64, device=device),

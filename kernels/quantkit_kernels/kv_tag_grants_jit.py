@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from quantkit_kernels.kv_tag_arrays import FREE_INDEX, HELD, Check
+from quantkit_kernels.kv_tag_arrays import FREE_INDEX, PLACE_MASK, Check, State
 from quantkit_kernels.kv_tag_lines_jit import (
     SIZES,
     VECTORS,
@@ -16,8 +16,8 @@ from quantkit_kernels.kv_tag_lines_jit import (
     write_found,
 )
 
-_FREE, _HELD = tl.constexpr(0), tl.constexpr(HELD)
-_FREE_INDEX, _INDEX = tl.constexpr(FREE_INDEX), tl.constexpr(0xFFFF_FFFF)
+_FREE, _HELD = tl.constexpr(int(State.FREE)), tl.constexpr(int(State.HELD))
+_FREE_INDEX, _PLACE_MASK = tl.constexpr(FREE_INDEX), tl.constexpr(PLACE_MASK)
 _GRANT, _RELEASE = tl.constexpr(int(Check.GRANT)), tl.constexpr(int(Check.RELEASE))
 
 
@@ -62,7 +62,7 @@ def _exchange(  # type: ignore[no-untyped-def]
     tl.debug_barrier()  # each thread's exchange comes behind what all of the program stored
     state = tl.full(page.shape, STATE, tl.int32)
     former = tl.atomic_xchg(states_ptr + page, state, mask=is_inside, sem="acq_rel")
-    is_again = is_inside & ((former != 0) == (STATE != 0))
+    is_again = is_inside & ((former != _FREE) == (STATE != _FREE))
     _put(seals_ptr, records_ptr, page, is_again, seal, generation, owner, index)
     return is_again
 
@@ -100,7 +100,7 @@ def grant_kernel(  # type: ignore[no-untyped-def]
     seal, old_generation, old_owner, place = _found(seals_ptr, records_ptr, page, is_inside)
     tl.debug_barrier()  # what lay there is read before any of the program's pages is sealed
     generation = _generations(first_generation, entry)
-    granted = seal_of(generation, owner, index & _INDEX)
+    granted = seal_of(generation, owner, index & _PLACE_MASK)
     is_again = _exchange(seals_ptr, records_ptr, states_ptr, page, is_inside, granted, generation, owner, index, _HELD)
     is_expected = is_inside & (row >= 0) & (row < num_rows) & (index >= 0) & (index < row_pages)
     tl.store(expected_ptr + row * row_pages + index, granted, mask=is_expected)

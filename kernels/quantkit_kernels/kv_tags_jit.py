@@ -7,7 +7,7 @@ program without a violation does not enter.
 import triton
 import triton.language as tl
 
-from quantkit_kernels.kv_tag_arrays import NEVER, SHARED, SPOILED, UNGRANTED, Check
+from quantkit_kernels.kv_tag_arrays import NEVER, SPOILED, UNGRANTED, Check, State
 from quantkit_kernels.kv_tag_lines_jit import (
     SIZES,
     VECTORS,
@@ -21,7 +21,7 @@ from quantkit_kernels.kv_tag_lines_jit import (
 )
 
 _NEVER, _UNGRANTED = tl.constexpr(NEVER), tl.constexpr(UNGRANTED)
-_SHARED, _SPOILED = tl.constexpr(SHARED), tl.constexpr(SPOILED)
+_SHARED, _SPOILED = tl.constexpr(int(State.SHARED)), tl.constexpr(SPOILED)
 _BEFORE_STEP, _AFTER_STEP = tl.constexpr(int(Check.BEFORE_STEP)), tl.constexpr(int(Check.AFTER_STEP))
 _WRITE = tl.constexpr(int(Check.WRITE))
 

@@ -5,12 +5,11 @@ from types import ModuleType
 import torch
 
 from quantkit_kernels.kv_tag_arrays import (
-    AWAITING,
     FREE_INDEX,
-    HELD,
     MARK,
+    MOST_PAGES,
     NEVER,
-    SHARED,
+    PLACE_MASK,
     SPOILED,
     UNGRANTED,
     Captured,
@@ -18,6 +17,7 @@ from quantkit_kernels.kv_tag_arrays import (
     Expectations,
     PageTags,
     Ring,
+    State,
     Word,
     new_captured,
     new_expectations,
@@ -27,12 +27,11 @@ from quantkit_kernels.kv_tag_arrays import (
 from quantkit_kernels.reference import kv_tags as twins
 
 __all__ = [
-    "AWAITING",
     "FREE_INDEX",
-    "HELD",
     "MARK",
+    "MOST_PAGES",
     "NEVER",
-    "SHARED",
+    "PLACE_MASK",
     "SPOILED",
     "UNGRANTED",
     "Captured",
@@ -40,6 +39,7 @@ __all__ = [
     "Expectations",
     "PageTags",
     "Ring",
+    "State",
     "Word",
     "new_captured",
     "new_expectations",

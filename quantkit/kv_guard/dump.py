@@ -14,13 +14,12 @@ from torch import Tensor
 
 from quantkit.errors import QuantkitError, SourceError, UsageError, first_line
 from quantkit.kv_guard.dispatch import (
-    AWAITING,
     FREE_INDEX,
-    HELD,
-    SHARED,
+    PLACE_MASK,
     SPOILED,
     Expectations,
     PageTags,
+    State,
     new_ring,
     twins,
 )
@@ -30,7 +29,6 @@ from quantkit.kv_guard.tracker import Step
 from quantkit.kv_guard.violations import Violation, read_line
 
 FORMAT = "quantkit-kv-dump"
-_INDEX = 0xFFFF_FFFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,21 +208,21 @@ def check_dump(dump: Dump) -> DumpReport:
     )
     lines = ring.lines_KW[: int(ring.count_1[0])].tolist()
     pages = torch.arange(size.num_pages)
-    is_free = (dump.tags.records_P3[:, 2] & _INDEX) == FREE_INDEX
+    is_free = (dump.tags.records_P3[:, 2] & PLACE_MASK) == FREE_INDEX
     is_whole = dump.tags.seals_P == twins.record_seals(dump.tags.records_P3) ^ twins.mark_of(pages)
     unmarked = dump.tags.seals_P ^ twins.mark_of(pages)
     is_spoiled = unmarked == SPOILED
     states_P = dump.tags.states_P
-    is_known = (states_P >= 0) & (states_P <= AWAITING)
-    is_reserved = is_free & (states_P == AWAITING)  # for a copy that has not come
-    is_torn = ~is_spoiled & (~is_whole | ~is_known | ((is_free != (states_P == 0)) & ~is_reserved))
+    is_known = (states_P >= State.FREE) & (states_P <= State.AWAITING)
+    is_reserved = is_free & (states_P == State.AWAITING)  # for a copy that has not come
+    is_torn = ~is_spoiled & (~is_whole | ~is_known | ((is_free != (states_P == State.FREE)) & ~is_reserved))
     expected = set(dump.expectations.seals_RL.flatten().tolist())
     found, states = unmarked.tolist(), Counter(states_P.tolist())
     return DumpReport(
-        num_held=states[HELD] + states[AWAITING],
-        num_awaiting=states[AWAITING],
-        num_shared=states[SHARED],
-        num_free=states[0],
+        num_held=states[State.HELD] + states[State.AWAITING],
+        num_awaiting=states[State.AWAITING],
+        num_shared=states[State.SHARED],
+        num_free=states[State.FREE],
         num_checked=int(((step.lengths + size.page_size - 1) // size.page_size).sum()),
         violations=tuple(
             read_line(line, dump.names, num_pages=size.num_pages, page_size=size.page_size) for line in lines
@@ -232,6 +230,6 @@ def check_dump(dump: Dump) -> DumpReport:
         torn=tuple(pages[is_torn].tolist()),
         spoiled=tuple(pages[is_spoiled].tolist()),
         stray=tuple(
-            page for page, state in enumerate(states_P.tolist()) if state == HELD and found[page] not in expected
+            page for page, state in enumerate(states_P.tolist()) if state == State.HELD and found[page] not in expected
         ),
     )

@@ -6,25 +6,22 @@ import torch
 from torch import Tensor
 
 from quantkit.kv_guard.dispatch import (
-    AWAITING,
     FREE_INDEX,
-    HELD,
     MARK,
-    SHARED,
+    MOST_PAGES,
+    PLACE_MASK,
     SPOILED,
     Captured,
     Check,
     Expectations,
     PageTags,
     Ring,
+    State,
     Word,
     twins,
 )
 from quantkit.kv_guard.settings import PoolSize
 from quantkit.kv_guard.tracker import Held, Step
-
-INDEX = 0xFFFF_FFFF
-_MOST_PAGES = 1 << 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +45,18 @@ def check_holder(tags: PageTags, ring: Ring, pages: Tensor, held: Held, line: Li
     """Whoever passes pages on must hold them: what lies there is what was granted."""
     seals = twins.seal_of(held.generations, held.owners, held.indices)
     found = twins.found_words(tags, pages)
-    is_other = (found[Word.FOUND_SEAL] != seals) | (tags.states_P[pages] == 0)
+    is_other = (found[Word.FOUND_SEAL] != seals) | (tags.states_P[pages] == State.FREE)
     twins.append_lines(ring, is_other, _holder_words(held, seals, line) | found | {Word.CHECK: Check.HOLDER})
 
 
 def share_pages(tags: PageTags, pages: Tensor) -> None:
     """Written no more from here on."""
-    tags.states_P.index_fill_(0, pages, SHARED)
+    tags.states_P.index_fill_(0, pages, State.SHARED)
 
 
 def free_all(tags: PageTags, first_generation: int) -> None:
     """Whatever they were."""
-    tags.states_P.zero_()
+    tags.states_P.fill_(State.FREE)
     pages = torch.arange(tags.num_pages, device=tags.states_P.device)
     granted = twins.generations(first_generation, len(pages), pages.device)
     twins.put_tags(tags, pages, torch.stack((granted, torch.zeros_like(granted), granted * 0 + FREE_INDEX), 1))
@@ -73,16 +70,16 @@ def check_untouched(
     One may be that was announced for a former holder; one is whose tag has landed since the release.
     """
     found = twins.found_words(tags, pages)
-    is_free = (tags.records_P3[pages, 2] & INDEX) == FREE_INDEX
+    is_free = (tags.records_P3[pages, 2] & PLACE_MASK) == FREE_INDEX
     is_own = found[Word.FOUND_SEAL] == twins.record_seals(tags.records_P3[pages])
     is_spoiled = found[Word.FOUND_SEAL] == SPOILED  # a token was stored there, and is written over
-    is_touched = (tags.states_P[pages] == 0) & ~is_spoiled & ~(is_free & is_own) | beside.dirty_P[pages]
+    is_touched = (tags.states_P[pages] == State.FREE) & ~is_spoiled & ~(is_free & is_own) | beside.dirty_P[pages]
     words = {Word.STEP: line.step, Word.CHECK: Check.LANDING, Word.ROW: line.rows, Word.INDEX: indices}
     twins.append_lines(ring, is_touched, words | found)
     beside.touched_P.index_put_((pages,), is_touched)
 
 
-def set_states(tags: PageTags, pages: Tensor, *, of: int, to: int) -> None:
+def set_states(tags: PageTags, pages: Tensor, *, of: State, to: State) -> None:
     """Of pages that are in a state."""
     states = tags.states_P[pages]
     tags.states_P.index_put_((pages,), torch.where(states == of, to, states))
@@ -90,7 +87,7 @@ def set_states(tags: PageTags, pages: Tensor, *, of: int, to: int) -> None:
 
 def check_over(beside: Beside, tags: PageTags, ring: Ring, pages: Tensor, line: Line) -> None:
     """No transfer may write to pages that are released; where one may, nobody can trust them until it is drained."""
-    is_awaiting = tags.states_P[pages] == AWAITING
+    is_awaiting = tags.states_P[pages] == State.AWAITING
     words = {Word.STEP: line.step, Word.CHECK: Check.LANDING, Word.ROW: line.rows}
     twins.append_lines(ring, is_awaiting, words | twins.found_words(tags, pages))
     beside.dirty_P.index_put_((pages,), beside.dirty_P[pages] | is_awaiting)
@@ -105,10 +102,10 @@ def spoil_touched(beside: Beside, tags: PageTags, pages: Tensor) -> None:
 def reserve_pages(beside: Beside, tags: PageTags, ring: Ring, pages: Tensor, line: Line) -> None:
     """Free pages are taken for no row; one that is held is a violation. Their tags are those that will land."""
     check_untouched(beside, tags, ring, pages, line, 0)
-    is_held = tags.states_P[pages] != 0
+    is_held = tags.states_P[pages] != State.FREE
     words = {Word.STEP: line.step, Word.CHECK: Check.GRANT, Word.ROW: line.rows}
     twins.append_lines(ring, is_held, words | twins.found_words(tags, pages))
-    tags.states_P.index_fill_(0, pages, AWAITING)
+    tags.states_P.index_fill_(0, pages, State.AWAITING)
 
 
 def held_by(expectations: Expectations, rows: Tensor, indices: Tensor) -> Held:
@@ -125,7 +122,7 @@ def wire_tags(tags: PageTags, pages: Tensor, checksums: Tensor | None) -> Tensor
     """Seal and record of pages, int64 [N, 4]; a checksum is put above the index."""
     records = tags.records_P3[pages]
     if checksums is not None:
-        records[:, 2] = (records[:, 2] & INDEX) | (checksums.long() << 32)
+        records[:, 2] = (records[:, 2] & PLACE_MASK) | (checksums.long() << 32)
         tags.records_P3.index_put_((pages,), records)
     return torch.cat((tags.seals_P[pages][:, None], records), 1)
 
@@ -147,20 +144,6 @@ def read_again(captured: Captured, step: Step, size: PoolSize) -> None:
     there.copy_(torch.where(there == -1, there, pages))
 
 
-def unmix(x: Tensor) -> Tensor:
-    """The number whose `mix` is ``x``."""
-    for bits, factor in ((31, _UNDO_SECOND), (27, _UNDO_FIRST), (30, 1)):
-        undone = x
-        for shift in range(bits, 64, bits):
-            undone = undone ^ ((x >> shift) & ((1 << (64 - shift)) - 1))
-        x = undone * factor
-    return x
-
-
-_UNDO_FIRST = pow(0xBF58476D1CE4E5B9, -1, 1 << 64) - (1 << 64)
-_UNDO_SECOND = pow(0x94D049BB133111EB, -1, 1 << 64)
-
-
 def accept_arrived(
     tags: PageTags, ring: Ring, pages: Tensor, held: Held, checksums: Tensor | None, line: "Line"
 ) -> None:
@@ -173,19 +156,19 @@ def accept_arrived(
     records = tags.records_P3[pages]
     seals = twins.seal_of(held.generations, held.owners, held.indices)
     found = twins.found_words(tags, pages)
-    came_from = unmix(tags.seals_P[pages] ^ twins.record_seals(records)) - MARK
-    is_whole = (came_from >= 0) & (came_from < _MOST_PAGES)
-    is_same = (records[:, 1] == held.owners) & ((records[:, 2] & INDEX) == held.indices)
+    came_from = twins.unmix(tags.seals_P[pages] ^ twins.record_seals(records)) - MARK
+    is_whole = (came_from >= 0) & (came_from < MOST_PAGES)
+    is_same = (records[:, 1] == held.owners) & ((records[:, 2] & PLACE_MASK) == held.indices)
     has_come = is_whole & is_same & (found[Word.FOUND_SEAL] != seals)
     words = _holder_words(held, seals, line) | found
     twins.append_lines(ring, ~has_come, words | {Word.CHECK: Check.ARRIVAL})
-    sent = (records[:, 2] >> 32) & INDEX
+    sent = (records[:, 2] >> 32) & PLACE_MASK
     is_right = has_come if checksums is None else has_come & (sent == checksums.long())
     if checksums is not None:
         twins.append_lines(
             ring, has_come & ~is_right, words | {Word.CHECK: Check.CONTENT, Word.DETAIL: checksums.long()}
         )
-    ours = torch.stack((held.generations, held.owners, held.indices | (records[:, 2] & ~INDEX)), 1)
+    ours = torch.stack((held.generations, held.owners, held.indices | (records[:, 2] & ~PLACE_MASK)), 1)
     marked = seals ^ twins.mark_of(pages)
     tags.records_P3.index_put_((pages,), torch.where(is_right[:, None], ours, records))
     tags.seals_P.index_put_((pages,), torch.where(is_right, marked, tags.seals_P[pages]))
@@ -201,11 +184,11 @@ def own_pages(tags: PageTags, expectations: Expectations, seals: Tensor, pages: 
     ordered, order = unmarked.sort()
     at = torch.searchsorted(ordered, seals).clamp(max=tags.num_pages - 1)
     is_granted = ~twins.is_nothing(seals)
-    is_somewhere = is_granted & (ordered[at] == seals) & (tags.states_P[order[at]] != 0)
+    is_somewhere = is_granted & (ordered[at] == seals) & (tags.states_P[order[at]] != State.FREE)
     is_inside = (pages >= 0) & (pages < tags.num_pages)
     named = torch.where(is_inside, pages, 0)
     is_expected = torch.isin(unmarked[named], expectations.seals_RL)
-    is_nobodys = is_granted & (tags.states_P[named] == HELD) & ~is_expected
+    is_nobodys = is_granted & (tags.states_P[named] == State.HELD) & ~is_expected
     elsewhere = torch.where(is_somewhere, order[at], torch.where(is_inside & is_nobodys, pages, -1))
     return torch.where(is_granted & is_inside & (unmarked[named] == seals), pages, elsewhere)
 

@@ -7,11 +7,10 @@ from torch import Tensor
 
 from quantkit.kv_guard import page_events
 from quantkit.kv_guard.dispatch import (
-    AWAITING,
-    HELD,
     NEVER,
     UNGRANTED,
     Captured,
+    State,
     new_captured,
     new_expectations,
     new_ring,
@@ -124,10 +123,10 @@ class PageTagTracker:
 
     def announce(self, pages: Tensor) -> None:
         self._beside.is_on = True
-        page_events.set_states(self.tags, pages, of=HELD, to=AWAITING)
+        page_events.set_states(self.tags, pages, of=State.HELD, to=State.AWAITING)
 
     def drained(self, pages: Tensor) -> None:
-        page_events.set_states(self.tags, pages, of=AWAITING, to=HELD)
+        page_events.set_states(self.tags, pages, of=State.AWAITING, to=State.HELD)
         self._beside.dirty_P.index_fill_(0, pages, False)
 
     def reserve(self, pages: Tensor) -> None:
@@ -152,7 +151,7 @@ class PageTagTracker:
         line = Line(rows=rows, step=self._verdicts.step)
         page_events.accept_arrived(self.tags, self._ring, pages, held, checksums, line)
         page_events.spoil_touched(self._beside, self.tags, pages)
-        page_events.set_states(self.tags, pages, of=AWAITING, to=HELD)
+        page_events.set_states(self.tags, pages, of=State.AWAITING, to=State.HELD)
 
     def store(self, pages: Tensor, held: Held, checksums: Tensor | None = None) -> Held:
         own = twins.generations(self._next_generations(len(pages)), len(pages), pages.device)

@@ -3,11 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from quantkit.kv_guard.dispatch import NEVER, SPOILED, UNGRANTED, Check, Word
+from quantkit.kv_guard.dispatch import FREE_INDEX, MOST_PAGES, NEVER, PLACE_MASK, SPOILED, UNGRANTED, Check, Word
 from quantkit.kv_guard.faults import MEANING, Fault
-from quantkit.kv_guard.seals import FREE_INDEX, INDEX, mark_of, page_of_mark, seal_of
-
-_MOST_PAGES = 1 << 31
+from quantkit.kv_guard.seals import mark_of, page_of_mark, seal_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +104,7 @@ def _evidence(words: Sequence[int], check: Check, *, has_row: bool) -> Evidence:
         found=Tag(
             generation=unsigned[Word.FOUND_GENERATION],
             owner=unsigned[Word.FOUND_OWNER],
-            index=None if place & INDEX == FREE_INDEX else place & INDEX,
+            index=None if place & PLACE_MASK == FREE_INDEX else place & PLACE_MASK,
             checksum=place >> 32,
         ),
         slot=words[Word.SLOT] if check is Check.WRITE else None,
@@ -155,7 +153,7 @@ def _difference(evidence: Evidence, *, has_travelled: bool) -> Fault:
     """Of a page from what was expected there; a tag that travelled is marked with a page of another pool."""
     found, expected = evidence.found, evidence.expected
     mark = evidence.found_seal ^ _seal_of(found)
-    if mark and page_of_mark(mark ^ mark_of(evidence.page)) >= _MOST_PAGES:
+    if mark and page_of_mark(mark ^ mark_of(evidence.page)) >= MOST_PAGES:
         return Fault.TORN
     if mark and not has_travelled:
         return Fault.OTHER_PAGE

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantkit_kernels import kv_tags, reference
-from quantkit_kernels.kv_tag_arrays import FREE_INDEX, HELD, SHARED
+from quantkit_kernels.kv_tag_arrays import FREE_INDEX, State
 from quantkit_kernels.kv_tag_lines_jit import mix
 from tests.kernels.kv_tag_pools import Both, new_pool, numbers, seal_of, signed, stored_seal
 
@@ -40,7 +40,7 @@ def test_seals_as_literals(module, device):
     assert [number % (1 << 64) for number in pool.seals_P[[5, 7]].tolist()] == [0x8D6722FC4D4F3470, 0xABC4C867495FB4D1]
     assert pool.seals_RL[0, 0].item() % (1 << 64) == 0xDC7D8D744B6CCC92
     assert pool.records_P3[[5, 7]].tolist() == [[1, -1, 0], [-1, 0, FREE_INDEX]]
-    assert pool.states_P[[5, 7]].tolist() == [HELD, 0]
+    assert pool.states_P[[5, 7]].tolist() == [State.HELD, 0]
 
 
 def test_seals_are_those_of_pythons_integers(device):
@@ -86,7 +86,7 @@ def test_a_pools_life(device, seed, sizes, paging, num_lines, has_firsts, null_p
         owners = random.integers(-(1 << 63), 1 << 63, len(places))
         placed = [numbers(one, device) for one in (some_pages[: len(places)], rows, indices, owners)]
         both.run("grant_pages", *placed, first_generation=1 + seed, step=step)
-        both.change("states_P", slice(0, None, 7), SHARED)
+        both.change("states_P", slice(0, None, 7), State.SHARED)
         both.change("seals_P", random.integers(num_pages), int(random.integers(1 << 62)))
         both.change("seals_RL", (random.integers(num_rows), random.integers(most_pages)), 0)
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from quantkit_kernels import kv_tags, reference
-from quantkit_kernels.kv_tag_arrays import HELD, SPOILED, Captured, Check, PageTags, Ring, Word
+from quantkit_kernels.kv_tag_arrays import SPOILED, Captured, Check, PageTags, Ring, State, Word
 from quantkit_kernels.kv_tag_lines_jit import detail_at, page_of, record_at
 from tests.kernels.kv_tag_pools import Both, mix, new_pool, numbers, seal_of, signed, stored_seal
 
@@ -39,7 +39,7 @@ def test_every_row_that_a_page_was_granted_to_is_named_if_there_are_two(module, 
     pool.run(module, "grant_pages", *entries, first_generation=9, step=0)
     assert sorted(line[Word.PAGE] for line in pool.lines) == [5, 6]
     assert all(line[Word.CHECK] == Check.GRANT for line in pool.lines)
-    assert pool.states_P[[5, 6, 10]].tolist() == [HELD] * 3
+    assert pool.states_P[[5, 6, 10]].tolist() == [State.HELD] * 3
     table = numbers([299, 5, 6, 299, 5, 6], device).view(3, 2)
     batch, lengths, firsts = (numbers(one, device) for one in ([0, 1, 2], [8, 4, 8], [1, 0, 0]))
     pool.run(module, "check_pages", table, batch, lengths, firsts, **PAGED)
@@ -160,7 +160,7 @@ def test_arguments_with_gaps(device):
     both.run("grant_pages", wide[:, 1], row, wide[:, 0], wide[:, 0], first_generation=1, step=0)
     both.run("release_pages", wide[:, 0], first_generation=9, step=0)
     assert int(both.got.count_1) == 4
-    assert both.got.states_P.tolist() == [0, HELD] * 4
+    assert both.got.states_P.tolist() == [0, State.HELD] * 4
 
 
 def test_a_table_beyond_2_to_the_31_entries(device):

@@ -14,11 +14,13 @@ whoever does not know the key meets with probability 2^-64. Neither depends on h
 import torch
 from torch import Tensor
 
-from quantkit_kernels.kv_tag_arrays import MARK, NEVER, UNGRANTED
+from quantkit_kernels.kv_tag_arrays import MARK, NEVER, PLACE_MASK, UNGRANTED
 
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
-_INDEX = 0xFFFF_FFFF
+_UNDO_FIRST = 0x96DE1B173F119089 - (1 << 64)  # times _FIRST is 1
+_UNDO_SECOND = 0x319642B2D24D8EC3
+assert _FIRST * _UNDO_FIRST % (1 << 64) == _SECOND * _UNDO_SECOND % (1 << 64) == 1
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
@@ -33,6 +35,16 @@ def mix(x: Tensor) -> Tensor:
     return x ^ _shifted(x, 31)
 
 
+def unmix(x: Tensor) -> Tensor:
+    """The number whose `mix` is ``x``."""
+    for bits, factor in ((31, _UNDO_SECOND), (27, _UNDO_FIRST), (30, 1)):
+        undone = x
+        for shift in range(bits, 64, bits):
+            undone = undone ^ _shifted(x, shift)
+        x = undone * factor
+    return x
+
+
 def seal_of(generation: Tensor, owner: Tensor, index: Tensor) -> Tensor:
     """Of records, without a page's mark."""
     return mix(mix(mix(generation) ^ owner) + index)
@@ -45,7 +57,7 @@ def mark_of(pages: Tensor) -> Tensor:
 
 def record_seals(records_N3: Tensor) -> Tensor:
     """Of whole records; a checksum is no part of it."""
-    return seal_of(records_N3[:, 0], records_N3[:, 1], records_N3[:, 2] & _INDEX)
+    return seal_of(records_N3[:, 0], records_N3[:, 1], records_N3[:, 2] & PLACE_MASK)
 
 
 def generations(first: int, count: int, device: torch.device) -> Tensor:

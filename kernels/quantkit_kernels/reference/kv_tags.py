@@ -11,19 +11,18 @@ from torch import Tensor
 
 from quantkit_kernels.kv_tag_arrays import (
     FREE_INDEX,
-    HELD,
     LINE_WORDS,
     NEVER,
-    SHARED,
     SPOILED,
     Captured,
     Check,
     Expectations,
     PageTags,
     Ring,
+    State,
     Word,
 )
-from quantkit_kernels.reference.kv_seals import generations, is_nothing, mark_of, mix, record_seals, seal_of
+from quantkit_kernels.reference.kv_seals import generations, is_nothing, mark_of, mix, record_seals, seal_of, unmix
 
 __all__ = [
     "append_lines",
@@ -42,6 +41,7 @@ __all__ = [
     "record_seals",
     "release_pages",
     "seal_of",
+    "unmix",
 ]
 
 
@@ -111,7 +111,7 @@ def grant_pages(
     """
     granted = generations(first_generation, len(pages), pages.device)
     words: dict[Word, Tensor | int] = {Word.CHECK: Check.GRANT, Word.STEP: step, Word.ROW: rows, Word.INDEX: indices}
-    inside = _reseal(tags, ring, pages, torch.stack((granted, owners, indices), 1), HELD, words)
+    inside = _reseal(tags, ring, pages, torch.stack((granted, owners, indices), 1), State.HELD, words)
     known = inside[_is_place(expectations, rows, indices)[inside]]
     expect(expectations, rows[known], indices[known], granted[known], owners[known])
 
@@ -138,17 +138,17 @@ def release_pages(tags: PageTags, ring: Ring, pages: Tensor, *, first_generation
     """Seal pages as free, under new generations. A page that is free already, or named twice, is a violation."""
     granted = generations(first_generation, len(pages), pages.device)
     records = torch.stack((granted, torch.zeros_like(granted), torch.full_like(granted, FREE_INDEX)), 1)
-    _reseal(tags, ring, pages, records, 0, {Word.CHECK: Check.RELEASE, Word.STEP: step, Word.ROW: -1})
+    _reseal(tags, ring, pages, records, State.FREE, {Word.CHECK: Check.RELEASE, Word.STEP: step, Word.ROW: -1})
 
 
 def _reseal(
-    tags: PageTags, ring: Ring, pages: Tensor, records: Tensor, state: int, words: dict[Word, Tensor | int]
+    tags: PageTags, ring: Ring, pages: Tensor, records: Tensor, state: State, words: dict[Word, Tensor | int]
 ) -> Tensor:
     """Give pages a state; one that is in it already is a violation. Which entries name a page of the pool."""
     inside = _is_in(pages, tags.num_pages).nonzero()[:, 0]
     known = pages[inside]
     is_bad = torch.ones_like(pages, dtype=torch.bool)
-    is_bad[inside] = ((tags.states_P[known] != 0) == (state != 0)) | _is_repeated(known)
+    is_bad[inside] = ((tags.states_P[known] != State.FREE) == (state is not State.FREE)) | _is_repeated(known)
     append_lines(ring, is_bad, words | found_words(tags, pages))
     put_tags(tags, known, records[inside])
     tags.states_P.index_fill_(0, known, state)
@@ -267,7 +267,7 @@ def check_writes(
     is_stored = (slots >= 0) & (pages != null_page)
     seals, found = _expected(expectations, rows, indices), found_words(tags, pages)
     is_wrong = (found[Word.FOUND_SEAL] != seals) | is_nothing(seals) | (slots % page_size != positions % page_size)
-    is_wrong |= tags.states_P[torch.where(_is_in(pages, tags.num_pages), pages, 0)] == SHARED
+    is_wrong |= tags.states_P[torch.where(_is_in(pages, tags.num_pages), pages, 0)] == State.SHARED
     words = expected_words(expectations, rows, indices, seals) | found
     words |= {Word.STEP: step, Word.CHECK: Check.WRITE, Word.SLOT: slots, Word.DETAIL: positions}
     append_lines(ring, is_stored & is_wrong, words)

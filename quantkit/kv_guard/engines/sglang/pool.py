@@ -51,10 +51,6 @@ class GuardedPool:
         self.inbox = Inbox(settings.size.num_pages, device) if receives else None
         self.prefixes: dict[int, Prefixes] = {}  # by row
 
-    def has(self, allocator: Any) -> bool:
-        """Whether these are its slots; a draft model has a pool of its own, but no slots of its own."""
-        return allocator is self.allocator
-
     def open(self, row: int, request: Any) -> None:
         """``request`` is a `Req`."""
         salt = salt_of(request.extra_key, request.cache_salt)

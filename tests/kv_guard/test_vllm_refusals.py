@@ -100,6 +100,11 @@ def test_a_scheduler_that_schedules_itself_is_refused(miniature):
         Engine()
 
 
+def test_arrays_that_take_too_much(miniature):
+    with pytest.raises(KvGuardError, match=r"MiB for 36 rows of 4194304 pages, above 1024 MiB; serve with larger"):
+        Engine(max_len=1 << 24)
+
+
 def test_a_target_of_no_engine_is_refused():
     with pytest.raises(KvGuardError, match=r"no_such_engine\.core, which runs, is not there.*run Engine 1"):
         check_targets([Target(name="no_such_engine.core", purpose="runs")], "Engine 1")

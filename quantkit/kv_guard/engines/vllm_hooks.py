@@ -7,11 +7,11 @@ from typing import Any
 
 from quantkit.kv_guard.engines import vllm_runners
 from quantkit.kv_guard.engines import vllm_targets as targets
+from quantkit.kv_guard.engines.settings import PluginSettings
 from quantkit.kv_guard.engines.targets import Target, check_targets, wrap
 from quantkit.kv_guard.engines.vllm_events import EVENTS
 from quantkit.kv_guard.engines.vllm_gather import gathering
 from quantkit.kv_guard.engines.vllm_scheduler import GUARD, SchedulerGuard
-from quantkit.kv_guard.engines.vllm_settings import PluginSettings
 from quantkit.kv_guard.engines.vllm_worker import GuardedOutput, WorkerGuard
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 

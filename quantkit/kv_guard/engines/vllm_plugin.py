@@ -1,4 +1,4 @@
-"""The guard as a plugin of vLLM 0.33 (`vllm.general_plugins`); `QUANTKIT_KV_GUARD` is off, log, abort or halt.
+"""The guard as a plugin of vLLM 0.33 (`vllm.general_plugins`); `QUANTKIT_KV_GUARD` is read by settings.py.
 
 With mode off, the default, nothing is imported or wrapped. Else two doors are: `get_scheduler_cls`, through which an
 engine core comes to its scheduler, and `init_device`, through which a worker comes to its model runner. What is behind
@@ -52,8 +52,8 @@ from collections.abc import Callable
 from importlib import import_module
 
 from quantkit.kv_guard.engines import vllm_targets
+from quantkit.kv_guard.engines.settings import VARIABLE, PluginSettings, read_settings
 from quantkit.kv_guard.engines.targets import check_targets, wrap
-from quantkit.kv_guard.engines.vllm_settings import MODE_VARIABLE, PluginSettings, read_settings
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 
 _LOG = logging.getLogger("vllm.quantkit_kv_guard")
@@ -71,7 +71,7 @@ def _hang_doors(settings: PluginSettings) -> None:
     if not version.startswith(vllm_targets.SUPPORTED_PREFIX):
         raise KvGuardError(
             f"vLLM {version} is not one that this guard was written for",
-            remedy=f"run {vllm_targets.SUPPORTED}, or leave {MODE_VARIABLE} out",
+            remedy=f"run {vllm_targets.SUPPORTED}, or leave {VARIABLE} out",
         )
     check_targets(vllm_targets.DOORS, vllm_targets.SUPPORTED)
     # vLLM goes on without a plugin that cannot be imported: what may fail is imported here, where an error ends it

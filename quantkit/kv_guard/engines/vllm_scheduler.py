@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from quantkit.kv_guard.engines import vllm_targets as targets
+from quantkit.kv_guard.engines.settings import PluginSettings
 from quantkit.kv_guard.engines.targets import original_of
 from quantkit.kv_guard.engines.vllm_events import EVENTS, Report
-from quantkit.kv_guard.engines.vllm_settings import PluginSettings, groups_of, num_rows
+from quantkit.kv_guard.engines.vllm_settings import groups_of, num_rows
 from quantkit.kv_guard.engines.vllm_shadow import Shadow
 from quantkit.kv_guard.identity import Chains
 from quantkit.kv_guard.tracker import KvGuardError, Mode
@@ -36,7 +37,7 @@ class SchedulerGuard:
         self._sides = manager.coordinator.single_type_managers
         self._hash_size = manager.block_pool.hash_block_size
         self._has_warned = False
-        groups = groups_of(scheduler.vllm_config, scheduler.kv_cache_config)
+        groups = groups_of(scheduler.vllm_config, scheduler.kv_cache_config, settings.model)
         _check_fresh(scheduler)
         self.shadow = Shadow(
             chains=[Chains(group.identity.key()) for group in groups],

@@ -11,13 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantkit.kv_guard.engines.settings import PluginSettings, check_memory, path_of
 from quantkit.kv_guard.engines.vllm_events import EVENTS, GroupEvents, Place, Report, StepEvents
-from quantkit.kv_guard.engines.vllm_settings import Group, PluginSettings, incidents_of
+from quantkit.kv_guard.engines.vllm_settings import Group
 from quantkit.kv_guard.page_tags import PageTagTracker
 from quantkit.kv_guard.settings import GuardSettings, PoolSize
 from quantkit.kv_guard.tracker import Held, KvGuardError, Mode, Step, Verdict
 
 NULL_PAGE = 0  # of every pool; no request is ever granted it
+_BYTES_A_PLACE = 36 + 4  # of a row's logical page: what it expects, what a launched step captures, and the table
+_BYTES_A_PAGE = 36 + 2
 _MOST_LOGGED = 8
 _LOG = logging.getLogger("vllm.quantkit_kv_guard")
 
@@ -65,6 +68,7 @@ class WorkerGuard:
         self.is_told = False  # of the step that is being run
         self._launched: tuple[int, ...] | None = None
         self._finished: deque[tuple[int, ...]] = deque()
+        check_memory(_num_bytes(widths), settings, f"{widths.num_rows} rows of {max(widths.most_pages)} pages")
         self._token_numbers = torch.arange(widths.most_tokens, device=device)
         self._tables = [
             torch.zeros(widths.num_rows, most, dtype=torch.int32, device=device) for most in widths.most_pages
@@ -238,8 +242,14 @@ def _settings_of(group: Group, widths: Widths, number: int, settings: PluginSett
             null_page=NULL_PAGE,
         ),
         mode=settings.mode,
-        incidents=incidents_of(settings, rank, number),
+        ring_lines=settings.ring_lines,
+        incidents=path_of(settings.incidents, rank, number),
     )
+
+
+def _num_bytes(widths: Widths) -> int:
+    """Of all arrays that a worker makes."""
+    return sum(widths.num_rows * most * _BYTES_A_PLACE + widths.num_pages * _BYTES_A_PAGE for most in widths.most_pages)
 
 
 def _report_of(verdict: Verdict, group: int) -> Report:

@@ -5,14 +5,13 @@ import importlib
 import json
 import logging
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from quantkit.kv_guard.engines.sglang.metrics_file import MetricsFile
+from quantkit.kv_guard.engines.metrics_file import MetricsFile
+from quantkit.kv_guard.engines.settings import PluginSettings, check_memory, path_of
 from quantkit.kv_guard.engines.sglang.pool import GuardedPool
-from quantkit.kv_guard.engines.sglang.settings import PluginSettings
 from quantkit.kv_guard.engines.sglang.supported import (
     ALLOCATORS,
     ROW_POOLS,
@@ -73,7 +72,7 @@ class Guard:
 
     def refuse(self, error: KvGuardError) -> None:
         """Raise where a server must not run unguarded; else say so, once, and guard nothing from here on."""
-        if self.settings.is_strict:
+        if self.settings.mode.is_strict:
             raise error
         _log.error("the KV guard is off from here on: %s", error)
         self._pool = None
@@ -154,9 +153,9 @@ class Guard:
             size=size,
             mode=self.settings.mode,
             ring_lines=self.settings.ring_lines,
-            incidents=of_rank(self.settings.incidents, runner),
+            incidents=path_of(self.settings.incidents, runner.gpu_id),
         )
-        self.metrics_file = MetricsFile(of_rank(self.settings.metrics, runner))
+        self.metrics_file = MetricsFile(path_of(self.settings.metrics, runner.gpu_id))
         self._pool = GuardedPool(settings, allocator, row_pool, receives=self._mode() == "decode")
 
     def _mode(self) -> str:
@@ -164,12 +163,7 @@ class Guard:
 
     def _check_memory(self, size: PoolSize) -> None:
         num_bytes = size.num_rows * size.most_pages * _BYTES_A_PLACE + size.num_pages * _BYTES_A_PAGE
-        most = self.settings.most_mib
-        if num_bytes > most << 20:
-            raise KvGuardError(
-                f"{num_bytes >> 20} MiB for {size.num_rows} rows of {size.most_pages} pages, above {most} MiB",
-                remedy="serve with larger pages (--page-size 64), with fewer requests, or raise most_mib",
-            )
+        check_memory(num_bytes, self.settings, f"{size.num_rows} rows of {size.most_pages} pages")
 
 
 def _size(allocator: Any, table: Tensor) -> PoolSize:
@@ -194,10 +188,3 @@ def fingerprint(config: Mapping[str, object]) -> str:
 def layout_of(pool: Any, page_size: int) -> str:
     """What two pools must share before a page of one is read as a page of the other."""
     return f"{type(pool).__name__} of {pool.layer_num} layers in {pool.store_dtype}, pages of {page_size}"
-
-
-def of_rank(path: Path | None, runner: Any) -> Path | None:
-    """Each rank writes a file of its own."""
-    options = runner.server_args
-    num_ranks = options.tp_size * options.dp_size
-    return path if path is None or num_ranks == 1 else path.with_name(f"{path.name}.rank{runner.gpu_id}")

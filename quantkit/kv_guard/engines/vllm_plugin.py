@@ -52,6 +52,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from quantkit.kv_guard.engines import vllm_targets
+from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import VARIABLE, PluginSettings, read_settings
 from quantkit.kv_guard.engines.targets import check_targets, wrap
 from quantkit.kv_guard.tracker import KvGuardError, Mode
@@ -63,7 +64,8 @@ def register() -> None:
     """The entry point; any number of times in a process, and inherited by processes that are forked from it."""
     settings = read_settings(os.environ)
     if settings.mode is not Mode.OFF:
-        _or_said(settings, lambda: _hang_doors(settings))
+        with Refusals(settings.mode, _LOG).refusing():
+            _hang_doors(settings)
 
 
 def _hang_doors(settings: PluginSettings) -> None:
@@ -80,14 +82,9 @@ def _hang_doors(settings: PluginSettings) -> None:
         (vllm_targets.GET_SCHEDULER, hooks.hook_scheduler),
         (vllm_targets.INIT_DEVICE, hooks.hook_worker),
     ):
-        wrap(door.name, hooks.before(lambda hook=hook: _or_said(settings, lambda: hook(settings))))
+        wrap(door.name, hooks.before(lambda hook=hook: _go_through(hook, settings)))
 
 
-def _or_said(settings: PluginSettings, act: Callable[[], None]) -> None:
-    """Mode log goes on without a guard where there can be none, and says so; the others refuse."""
-    try:
-        act()
-    except KvGuardError as error:
-        if settings.mode is not Mode.LOG:
-            raise
-        _LOG.error("the KV guard is not attached: %s", error)
+def _go_through(hook: Callable[[PluginSettings], None], settings: PluginSettings) -> None:
+    with Refusals(settings.mode, _LOG).refusing():
+        hook(settings)

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import PluginSettings, check_memory, path_of
 from quantkit.kv_guard.engines.vllm_events import EVENTS, GroupEvents, Place, Report, StepEvents
 from quantkit.kv_guard.engines.vllm_settings import Group
 from quantkit.kv_guard.page_tags import PageTagTracker
 from quantkit.kv_guard.settings import GuardSettings, PoolSize
-from quantkit.kv_guard.tracker import Held, KvGuardError, Mode, Step, Verdict
+from quantkit.kv_guard.tracker import Held, KvGuardError, Step, Verdict
 
 NULL_PAGE = 0  # of every pool; no request is ever granted it
 _BYTES_A_PLACE = 36 + 4  # of a row's logical page: what it expects, what a launched step captures, and the table
@@ -59,7 +60,7 @@ class WorkerGuard:
         self, groups: Sequence[Group], widths: Widths, settings: PluginSettings, device: torch.device, rank: int = 0
     ) -> None:
         self._groups = groups
-        self._settings = settings
+        self.refusals = Refusals(settings.mode, _LOG)
         self._device = device
         self._rows: dict[str, int] = {}
         self._names: dict[int, str] = {}
@@ -83,41 +84,24 @@ class WorkerGuard:
         self._must_be_told = True
 
     def begin(self, scheduler_output: Any) -> None:
-        """Do what a step's events say; a step that warms up has none. Raises KvGuardError for another without, and for
-        one that is out of order."""
+        """Do what a step's events say; a step that warms up has none. Refuses another without, and one that is out of
+        order."""
         events: StepEvents | None = getattr(scheduler_output, EVENTS, None)
-        self.is_told = events is not None
-        if events is None:
-            self._check_untold()
-            return
-        if events.number != self._next:
-            raise KvGuardError(
-                f"events of step {events.number} came, {self._next} was next", remedy="restart the server"
-            )
-        self._must_be_told = True
-        self._next += 1
-        self._apply(events)
+        self.is_told = False
+        with self.refusals.refusing():
+            if events is not None:
+                self._begin(events)
+            elif self._must_be_told:
+                raise KvGuardError(
+                    "a step came without the events of its scheduler: the guard is off or not loaded there",
+                    remedy="install quantkit, and set the same environment, where the engine core runs",
+                )
 
     def launch(self, batch: Batch) -> None:
         """Check what a step will read and write; it runs behind this, on the same stream."""
-        rows = self._on_device([array("q", self._rows_of(batch.requests))])[0]
-        count = len(batch.requests)
-        lengths = batch.lengths[:count].long()
-        computed = lengths - (batch.starts[1 : count + 1] - batch.starts[:count]).long()
-        tokens = self._token_numbers[: len(batch.positions)]
-        rows_T = rows[torch.searchsorted(batch.starts[1 : count + 1].long(), tokens, right=True).clamp_(max=count - 1)]
-        numbers = []
-        for group, tracker, own, table, slots in zip(
-            self._groups, self.trackers, self._tables, batch.tables, batch.slots, strict=True
-        ):
-            most = min(-(-batch.most_tokens // group.page_size), own.shape[1])
-            own[:, :most].index_copy_(0, rows, table[:count, :most])
-            firsts = None if group.reach is None else (computed - group.reach).clamp_(min=0) // group.page_size
-            step = Step(table=own, rows=rows, lengths=lengths, most_pages=most, firsts=firsts)
-            numbers.append(tracker.before_step(step))
-            tracker.check_writes(slots[: len(tokens)].long(), rows_T, batch.positions.long())
-        self._launched = tuple(numbers)
         self._finished.clear()  # of a step that failed: nobody will ask for it
+        with self.refusals.refusing():
+            self._launched = self._launch(batch)
 
     def finish(self) -> None:
         """The step was launched: check behind it."""
@@ -134,12 +118,43 @@ class WorkerGuard:
             return output
         return GuardedOutput(output, self, self._finished.popleft())
 
-    def report(self, numbers: Sequence[int]) -> Report:
-        """Of a step, when its result is at hand. Raises KvGuardError in mode halt."""
+    def report(self, numbers: Sequence[int]) -> Report | None:
+        """Of a step, when its result is at hand; None where the guard goes off. Raises KvGuardError in mode halt."""
         report = Report(num_violations=0)
-        for group, (tracker, number) in enumerate(zip(self.trackers, numbers, strict=True)):
-            report = report.together(_report_of(tracker.verdict(number), group))
-        return report
+        with self.refusals.refusing():
+            for group, (tracker, number) in enumerate(zip(self.trackers, numbers, strict=True)):
+                report = report.together(_report_of(tracker.verdict(number), group))
+            return report
+        return None
+
+    def _begin(self, events: StepEvents) -> None:
+        if events.number != self._next:
+            raise KvGuardError(
+                f"events of step {events.number} came, {self._next} was next", remedy="restart the server"
+            )
+        self._must_be_told = self.is_told = True
+        self._next += 1
+        self._apply(events)
+
+    def _launch(self, batch: Batch) -> tuple[int, ...]:
+        """The step's number of each tracker."""
+        rows = self._on_device([array("q", self._rows_of(batch.requests))])[0]
+        count = len(batch.requests)
+        lengths = batch.lengths[:count].long()
+        computed = lengths - (batch.starts[1 : count + 1] - batch.starts[:count]).long()
+        tokens = self._token_numbers[: len(batch.positions)]
+        rows_T = rows[torch.searchsorted(batch.starts[1 : count + 1].long(), tokens, right=True).clamp_(max=count - 1)]
+        numbers = []
+        for group, tracker, own, table, slots in zip(
+            self._groups, self.trackers, self._tables, batch.tables, batch.slots, strict=True
+        ):
+            most = min(-(-batch.most_tokens // group.page_size), own.shape[1])
+            own[:, :most].index_copy_(0, rows, table[:count, :most])
+            firsts = None if group.reach is None else (computed - group.reach).clamp_(min=0) // group.page_size
+            step = Step(table=own, rows=rows, lengths=lengths, most_pages=most, firsts=firsts)
+            numbers.append(tracker.before_step(step))
+            tracker.check_writes(slots[: len(tokens)].long(), rows_T, batch.positions.long())
+        return tuple(numbers)
 
     def _apply(self, events: StepEvents) -> None:
         columns = iter(self._on_device([column for group in events.groups for column in group.columns()]))
@@ -185,13 +200,6 @@ class WorkerGuard:
         if self._device.type == "cuda":
             words = words.pin_memory().to(self._device, non_blocking=True)
         return list(torch.split(words, [len(column) for column in columns]))
-
-    def _check_untold(self) -> None:
-        if self._must_be_told and self._settings.mode is not Mode.LOG:
-            raise KvGuardError(
-                "a step came without the events of its scheduler: the guard is not loaded there",
-                remedy="install quantkit, and set the same environment, where the engine core runs",
-            )
 
 
 class GuardedOutput:

@@ -44,13 +44,14 @@ class StepHooks:
         if self._batch is None or not self._guard.runs(runner):
             return original(runner, forward_batch, *others, **named)
         pool = self._guard.pool
-        pool.carry_out()
         is_step = bool(self._batch.reqs) and not forward_batch.forward_mode.is_idle()
-        if is_step:
-            self._steps.append(pool.tracker.before_step(self._step(forward_batch)))
-            pool.tracker.check_writes(*_writes(forward_batch))
+        with self._guard.refusals.refusing():
+            pool.carry_out()
+            if is_step:
+                self._steps.append(pool.tracker.before_step(self._step(forward_batch)))
+                pool.tracker.check_writes(*_writes(forward_batch))
         result = original(runner, forward_batch, *others, **named)
-        if is_step:
+        if is_step and self._guard.is_on:
             if pool.inbox is not None:
                 pool.inbox.take_late(pool.tracker)
             pool.tracker.after_step()
@@ -60,8 +61,12 @@ class StepHooks:
         """BEFORE process_batch_result. Raises KvGuardError in mode halt, which ends the server."""
         if not self._guard.guards_rows(batch.req_to_token_pool):
             return
+        with self._guard.refusals.refusing():
+            self._judge(scheduler, batch, getattr(result, _STEPS, ()))
+
+    def _judge(self, scheduler: Any, batch: Any, steps: Sequence[int]) -> None:
         tracker, found = self._guard.pool.tracker, 0
-        for step in getattr(result, _STEPS, ()):
+        for step in steps:
             try:
                 verdict = tracker.verdict(step)
             except KvGuardError:
@@ -70,7 +75,7 @@ class StepHooks:
             _report(verdict)
             self._aborts.judge(verdict, batch)
             found += len(verdict.violations) + verdict.lost
-        if hasattr(result, _STEPS):
+        if steps:
             self._guard.metrics_file.write(tracker.metrics, at_once=found > 0)
             self._aborts.end(scheduler, batch)
 

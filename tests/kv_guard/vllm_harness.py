@@ -85,7 +85,7 @@ def _prefixes(name):
 def environment(monkeypatch, mode, path=None, **settings):
     """``settings`` go to a JSON file at ``path``."""
     if path is not None:
-        path.write_text(json.dumps({"mode": mode} | {name: str(value) for name, value in settings.items()}))
+        path.write_text(json.dumps({"mode": mode} | settings, default=str))
     monkeypatch.setenv(VARIABLE, mode if path is None else str(path))
 
 

@@ -20,14 +20,15 @@ VARIABLE = "QUANTKIT_KV_GUARD"
 class PluginSettings:
     """Keys of the JSON file, all but ``mode`` with a default.
 
-    ``incidents`` and ``metrics`` are files that are written (JSON lines, Prometheus text), under the names that
-    `path_of` makes of them. ``model`` is the fingerprint that both sides of a transfer must share; None takes that of
-    the model's config. ``most_mib`` bounds what the guard's arrays may take.
+    ``incidents``, ``metrics`` and ``dump`` are files that are written (JSON lines, Prometheus text, the pool at its
+    first violation), under the names that `path_of` makes of them. ``model`` is the fingerprint that both sides of a
+    transfer must share; None takes that of the model's config. ``most_mib`` bounds what the guard's arrays may take.
     """
 
     mode: Mode
     incidents: Path | None = None
     metrics: Path | None = None
+    dump: Path | None = None
     ring_lines: int = 256
     model: str | None = None
     most_mib: int = 1024

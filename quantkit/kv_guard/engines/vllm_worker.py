@@ -6,11 +6,13 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quantkit.kv_guard.engines.evidence import Evidence
 from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import PluginSettings, check_memory, path_of
 from quantkit.kv_guard.engines.vllm_events import EVENTS, GroupEvents, Place, Report, StepEvents
@@ -22,7 +24,6 @@ from quantkit.kv_guard.tracker import Held, KvGuardError, Step, Verdict
 NULL_PAGE = 0  # of every pool; no request is ever granted it
 _BYTES_A_PLACE = 36 + 4  # of a row's logical page: what it expects, what a launched step captures, and the table
 _BYTES_A_PAGE = 36 + 2
-_MOST_LOGGED = 8
 _LOG = logging.getLogger("vllm.quantkit_kv_guard")
 
 
@@ -78,6 +79,11 @@ class WorkerGuard:
             PageTagTracker(_settings_of(group, widths, number, settings, rank), device)
             for number, group in enumerate(groups)
         ]
+        self._lock = Lock()
+        self._evidence = [
+            Evidence(tracker, settings, _LOG, (rank, number), self._lock)
+            for number, tracker in enumerate(self.trackers)
+        ]
 
     def end_warm_up(self) -> None:
         """From here on every step is a scheduler's."""
@@ -88,7 +94,7 @@ class WorkerGuard:
         order."""
         events: StepEvents | None = getattr(scheduler_output, EVENTS, None)
         self.is_told = False
-        with self.refusals.refusing():
+        with self.refusals.refusing(), self._lock:
             if events is not None:
                 self._begin(events)
             elif self._must_be_told:
@@ -100,15 +106,16 @@ class WorkerGuard:
     def launch(self, batch: Batch) -> None:
         """Check what a step will read and write; it runs behind this, on the same stream."""
         self._finished.clear()  # of a step that failed: nobody will ask for it
-        with self.refusals.refusing():
+        with self.refusals.refusing(), self._lock:
             self._launched = self._launch(batch)
 
     def finish(self) -> None:
         """The step was launched: check behind it."""
         if self._launched is None:
             return  # no request was in it
-        for tracker in self.trackers:
-            tracker.after_step()
+        with self._lock:
+            for tracker in self.trackers:
+                tracker.after_step()
         self._finished.append(self._launched)
         self._launched = None
 
@@ -122,8 +129,8 @@ class WorkerGuard:
         """Of a step, when its result is at hand; None where the guard goes off. Raises KvGuardError in mode halt."""
         report = Report(num_violations=0)
         with self.refusals.refusing():
-            for group, (tracker, number) in enumerate(zip(self.trackers, numbers, strict=True)):
-                report = report.together(_report_of(tracker.verdict(number), group))
+            for group, (evidence, number) in enumerate(zip(self._evidence, numbers, strict=True)):
+                report = report.together(_report_of(evidence.verdict(number), group))
             return report
         return None
 
@@ -145,14 +152,14 @@ class WorkerGuard:
         tokens = self._token_numbers[: len(batch.positions)]
         rows_T = rows[torch.searchsorted(batch.starts[1 : count + 1].long(), tokens, right=True).clamp_(max=count - 1)]
         numbers = []
-        for group, tracker, own, table, slots in zip(
-            self._groups, self.trackers, self._tables, batch.tables, batch.slots, strict=True
+        for group, evidence, tracker, own, table, slots in zip(
+            self._groups, self._evidence, self.trackers, self._tables, batch.tables, batch.slots, strict=True
         ):
             most = min(-(-batch.most_tokens // group.page_size), own.shape[1])
             own[:, :most].index_copy_(0, rows, table[:count, :most])
             firsts = None if group.reach is None else (computed - group.reach).clamp_(min=0) // group.page_size
             step = Step(table=own, rows=rows, lengths=lengths, most_pages=most, firsts=firsts)
-            numbers.append(tracker.before_step(step))
+            numbers.append(evidence.before_step(step))
             tracker.check_writes(slots[: len(tokens)].long(), rows_T, batch.positions.long())
         return tuple(numbers)
 
@@ -261,8 +268,6 @@ def _num_bytes(widths: Widths) -> int:
 
 
 def _report_of(verdict: Verdict, group: int) -> Report:
-    for violation in verdict.violations[:_MOST_LOGGED]:
-        _LOG.error("step %d, group %d: %s", verdict.step, group, violation.text)
     firsts = {
         name: min((one.evidence.index or 0 for one in verdict.violations if one.request == name), default=0)
         for name in verdict.aborted

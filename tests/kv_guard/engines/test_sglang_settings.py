@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from quantkit.kv_guard.dump import check_dump, read_dump
 from quantkit.kv_guard.engines.settings import PluginSettings, path_of, read_settings
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 
@@ -75,6 +76,35 @@ def test_metrics_that_cannot_be_written_end_no_server(serve, tmp_path, caplog):
     serving.finish(serving.submit("a", PROMPT))
     assert serving.sent["a"] == serving.right("a", 4)
     assert "metrics were not written" in caplog.text
+
+
+@pytest.mark.parametrize("mode", [Mode.LOG, Mode.ABORT, Mode.HALT])
+def test_the_pool_is_dumped_at_the_first_violation(serve, tmp_path, mode):
+    """Once, also before a halt ends the server; what it holds is what the step was given."""
+    serving = serve(mode=mode, settings={"dump": tmp_path / "pool.safetensors"}, tp_size=2)
+    req, other = serving.submit("a", PROMPT), serving.submit("b", PROMPT[::-1])
+    serving.step(req, other)
+    rows = serving.rows.req_to_token
+    rows[req.kv.req_pool_idx, :4] = rows[other.kv.req_pool_idx, :4]
+    with pytest.raises(KvGuardError) if mode is Mode.HALT else nullcontext():
+        serving.step(req, other)
+    (path,) = tmp_path.iterdir()
+    assert path.name == "pool.rank0.group0.safetensors"
+    dump = read_dump(path)
+    assert set(dump.names.values()) == {"a", "b"}
+    (violation,) = check_dump(dump).violations
+    assert (violation.request, violation.evidence.index) == ("a", 0)
+
+
+def test_a_pool_that_cannot_be_dumped_ends_no_server(serve, tmp_path, caplog):
+    (tmp_path / "pool.rank0.group0.safetensors").mkdir()
+    serving = serve(mode=Mode.LOG, settings={"dump": tmp_path / "pool.safetensors"})
+    req = serving.submit("a", PROMPT)
+    serving.step(req)
+    serving.rows.req_to_token[req.kv.req_pool_idx, :4] = 0
+    serving.finish(req)
+    assert len(serving.sent["a"]) == 4
+    assert caplog.text.count("the pool was not dumped to") == 1
 
 
 def test_a_file_is_one_trackers():

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from quantkit.kv_guard.engines.metrics_file import MetricsFile
+from quantkit.kv_guard.engines.evidence import Evidence
 from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import PluginSettings, check_memory, path_of
 from quantkit.kv_guard.engines.sglang.pool import GuardedPool
@@ -43,7 +43,7 @@ class Guard:
         self._runner: Any = None
         self._pool: GuardedPool | None = None
         self._is_verified = False
-        self.metrics_file = MetricsFile(None)
+        self._evidence: Evidence | None = None
         self.condemned: set[str] = set()  # requests by name
         self.has_lost_pages = False  # page 0 stands in what is freed
         self.has_given_pointers = False  # to a transfer, which goes on using them
@@ -56,6 +56,12 @@ class Guard:
         goes on to write to its arrays."""
         assert self._pool is not None
         return self._pool
+
+    @property
+    def evidence(self) -> Evidence:
+        """Of the pool's tracker; asked for where it is."""
+        assert self._evidence is not None
+        return self._evidence
 
     @property
     def is_on(self) -> bool:
@@ -150,8 +156,8 @@ class Guard:
             ring_lines=self.settings.ring_lines,
             incidents=path_of(self.settings.incidents, runner.gpu_id),
         )
-        self.metrics_file = MetricsFile(path_of(self.settings.metrics, runner.gpu_id))
         self._pool = GuardedPool(settings, allocator, row_pool, receives=self._mode() == "decode")
+        self._evidence = Evidence(self._pool.tracker, self.settings, _log, (runner.gpu_id, 0))
 
     def _mode(self) -> str:
         return str(self._runner.server_args.disaggregation_mode)

@@ -34,6 +34,9 @@ Which faults of paged caches are seen, and when:
 - on the write side: a slot in another's page, in a cached one, out of place or outside the pool (9, 11);
 - behind the step: tags that were overwritten while it ran.
 
+What the guard cannot go on with ends a server in mode abort or halt; in mode log it is said once, and the guard of that
+process is off (refusals.py). Log, metrics, incidents and a dump of the pool are written as for SGLang (evidence.py).
+
 Requests that a violation names are ended before their tokens are released (mode abort, `vllm_scheduler.py`); in mode
 halt a worker raises, and vLLM ends the engine. Of several workers all answer each step (`vllm_gather.py`).
 

@@ -139,7 +139,7 @@ def read_again(captured: Captured, step: Step, size: PoolSize) -> None:
     columns = (index_1L * size.page_size if step.by_token else index_1L).clamp(max=step.table.shape[1] - 1)
     entries = step.table[step.rows.long()[:, None], columns].long()
     pages = entries // size.page_size if step.by_token else entries
-    pages = torch.where((pages >= 0) & (pages < _MOST_PAGES), pages, -2).to(torch.int32)  # -1 is what was not read
+    pages = torch.where((pages >= 0) & (pages < MOST_PAGES), pages, -2).to(torch.int32)  # -1 is what was not read
     there = captured.pages_BL[: len(step.rows), : step.most_pages]
     there.copy_(torch.where(there == -1, there, pages))
 

@@ -1,6 +1,7 @@
 """The tracker that tags pages: arrays beside a pool, and what each event does to them."""
 
 import secrets
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -48,6 +49,11 @@ class PageTagTracker:
         dirty = torch.zeros(size.num_pages, dtype=torch.bool, device=device)
         self._beside = Beside(dirty_P=dirty, touched_P=dirty.clone())
         self.clear()
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        """The requests of rows."""
+        return self._verdicts.names
 
     def open(self, row: int, request: str) -> None:
         self._verdicts.names[row] = request

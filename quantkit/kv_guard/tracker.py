@@ -31,6 +31,11 @@ class Mode(StrEnum):
     ABORT = "abort"
     HALT = "halt"
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether a server must not run unguarded."""
+        return self in (Mode.ABORT, Mode.HALT)
+
 
 class KvGuardError(QuantkitError):
     """A KV page was not what its request was granted, and the guard was told to halt; or the guard cannot guard."""

@@ -78,13 +78,22 @@ def disturbed(make, **settings):
 
 
 def test_mode_log_names_it_and_goes_on(miniature, caplog, tmp_path):
-    vllm_harness.environment(miniature, "log", tmp_path / "incidents.jsonl")
+    vllm_harness.environment(miniature, "log", tmp_path / "guard.json", incidents=tmp_path / "incidents.jsonl")
     engine = disturbed(Engine)
     engine.run()
     assert not engine.is_error("victim")
     assert "request victim, physical page" in caplog.text
     incidents = [json.loads(line) for line in (tmp_path / "incidents.rank0.group0.jsonl").read_text().splitlines()]
     assert {incident["request"] for incident in incidents} == {"victim"}
+
+
+def test_replicas_write_to_files_of_their_own(miniature, tmp_path):
+    """Workers of data parallelism have the ranks of their own replica."""
+    for replica in (0, 1):
+        vllm_harness.environment(miniature, "log", tmp_path / "guard.json", incidents=tmp_path / "i.jsonl")
+        engine = disturbed(Engine, replica=replica)
+        engine.run()
+    assert {path.name for path in tmp_path.glob("i.*")} == {"i.rank0.group0.jsonl", "i.rank1.group0.jsonl"}
 
 
 def test_mode_halt_ends_the_engine_at_the_result(miniature):

@@ -1,6 +1,8 @@
 """What the plugin of vLLM cannot guard, or does not know, it refuses with the name of it."""
 
-from dataclasses import replace
+import re
+import sys
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -26,9 +28,38 @@ def test_every_target_is_checked(miniature, target):
     with pytest.raises(KvGuardError, match=r"_gone, which .* is not there.*run vLLM 0\.33"):
         check_targets([replace(target, name=f"{target.name}_gone")], vllm_targets.SUPPORTED)
     if target.parameters is not None:
-        first, *others = target.parameters
-        with pytest.raises(KvGuardError, match=rf"{first} is new, surprise is gone; run vLLM 0\.33"):
-            check_targets([replace(target, parameters=("surprise", *others))], vllm_targets.SUPPORTED)
+        for differs in (f"{target.parameters}, *more", target.parameters.replace("=", ""), f"*, {target.parameters}"):
+            if differs != target.parameters:
+                with pytest.raises(KvGuardError, match=rf"takes \({re.escape(target.parameters)}\), not"):
+                    check_targets([replace(target, parameters=differs)], vllm_targets.SUPPORTED)
+
+
+@dataclass
+class MoreAsked:
+    weight: int
+    request_id: str
+    new_token_ids: list
+    finish_reason: object = None
+    events: object = None
+    trace_headers: object = None
+    error: object = None
+
+
+@dataclass
+class LessTaken:
+    request_id: str
+    new_token_ids: list
+    finish_reason: object = None
+    events: object = None
+    trace_headers: object = None
+
+
+@pytest.mark.parametrize(("other", "message"), [(MoreAsked, "asks for weight"), (LessTaken, "has no error")])
+def test_what_an_abort_makes_is_checked_at_start(miniature, other, message):
+    """Not when the first request is ended."""
+    miniature.setattr(sys.modules["vllm.v1.engine"], "EngineCoreOutput", other)
+    with pytest.raises(KvGuardError, match=f"tells a client of its request, {message}; run vLLM"):
+        Engine()
 
 
 @pytest.mark.parametrize("name", ["get_new_blocks", "free_blocks"])
@@ -45,7 +76,7 @@ def test_in_mode_log_a_refusal_is_said_and_the_server_runs(miniature, caplog):
     miniature.setattr(workers.Worker, "compile_or_warm_up_model", lambda self, more: None)
     vllm_plugin.register()
     workers.WorkerWrapperBase().init_device()
-    assert "more is new" in caplog.text
+    assert "takes (self, more), not (self)" in caplog.text
     assert original_of(runners.RunnerV2.execute_model) is None
 
 
@@ -98,6 +129,11 @@ def test_a_scheduler_that_schedules_itself_is_refused(miniature):
     miniature.setattr(scheduling.SchedulerConfig, "get_scheduler_cls", lambda self: Own)
     with pytest.raises(KvGuardError, match="Own has its own schedule"):
         Engine()
+
+
+def test_arrays_that_take_too_much(miniature):
+    with pytest.raises(KvGuardError, match=r"MiB for 36 rows of 4194304 pages, above 1024 MiB; serve with larger"):
+        Engine(max_len=1 << 24)
 
 
 def test_a_target_of_no_engine_is_refused():

@@ -1,13 +1,14 @@
 """An engine core's loop over a scheduler and workers that the plugin has hooked, with every released token recorded."""
 
+import json
 import sys
 from collections import deque
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 
 from quantkit.kv_guard.engines import vllm_plugin, vllm_targets
+from quantkit.kv_guard.engines.settings import VARIABLE
 from quantkit.kv_guard.engines.targets import original_of
-from quantkit.kv_guard.engines.vllm_settings import INCIDENTS_VARIABLE, MODE_VARIABLE
 from tests.kv_guard import miniature_vllm as core
 from tests.kv_guard import miniature_vllm_data as data
 from tests.kv_guard import miniature_vllm_runners as runners
@@ -81,10 +82,11 @@ def _prefixes(name):
     return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
-def environment(monkeypatch, mode, incidents=None):
-    monkeypatch.setenv(MODE_VARIABLE, mode)
-    if incidents is not None:
-        monkeypatch.setenv(INCIDENTS_VARIABLE, str(incidents))
+def environment(monkeypatch, mode, path=None, **settings):
+    """``settings`` go to a JSON file at ``path``."""
+    if path is not None:
+        path.write_text(json.dumps({"mode": mode} | settings, default=str))
+    monkeypatch.setenv(VARIABLE, mode if path is None else str(path))
 
 
 FullAttentionSpec = type("FullAttentionSpec", (SimpleNamespace,), {})
@@ -98,7 +100,7 @@ def spec_of(window):
     return SlidingWindowSpec(block_size=PAGE_SIZE, dtype="bf16", sliding_window=window, num_retained_tokens=window - 1)
 
 
-def config(*, v2=True, windows=(None,), num_blocks=24, max_seqs=4, chunk=7, caching=True, max_len=64):
+def config(*, v2=True, windows=(None,), num_blocks=24, max_seqs=4, chunk=7, caching=True, max_len=64, replica=0):
     """Of engine and cache, as far as the miniature and the plugin ask for it."""
     parallel = SimpleNamespace(
         decode_context_parallel_size=1,
@@ -106,6 +108,8 @@ def config(*, v2=True, windows=(None,), num_blocks=24, max_seqs=4, chunk=7, cach
         distributed_executor_backend="mp",
         enable_elastic_ep=False,
         rank=0,
+        world_size=1,
+        data_parallel_index=replica,
     )
     return SimpleNamespace(
         scheduler_config=scheduling.SchedulerConfig(max_seqs, 32, chunk),

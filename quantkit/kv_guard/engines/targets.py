@@ -11,15 +11,21 @@ from quantkit.errors import first_line
 from quantkit.kv_guard.tracker import KvGuardError
 
 _MARK = "quantkit_kv_guard_original"
+_STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A function or a class of an engine. ``parameters`` are all that it takes, in their order; None: any."""
+    """A function or a class of an engine.
+
+    ``parameters`` are all that it takes, as `parameters_of` writes them. ``given`` are the names by which the guard
+    calls it: beside them may stand what can be left out. None: any.
+    """
 
     name: str  # dotted: module, then attributes
     purpose: str
-    parameters: tuple[str, ...] | None = None
+    parameters: str | None = None
+    given: tuple[str, ...] | None = None
 
 
 def check_targets(targets: Sequence[Target], supported: str) -> dict[str, Any]:
@@ -48,6 +54,18 @@ def original_of(function: Any) -> Any:
     return getattr(function, _MARK, None)
 
 
+def parameters_of(function: Any) -> str:
+    """Names in their order, `=` behind those that may be left out, with `*` and `**` as in a definition."""
+    parts, is_keyword_only = [], False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not is_keyword_only:
+            parts.append("*")
+        is_keyword_only |= parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        stars = _STARS.get(parameter.kind, "")
+        parts.append(stars + parameter.name + ("" if parameter.default is parameter.empty else "="))
+    return ", ".join(parts)
+
+
 def _find(target: Target, supported: str) -> Any:
     try:
         return _resolve(target.name)
@@ -59,17 +77,24 @@ def _find(target: Target, supported: str) -> Any:
 
 
 def _compare(target: Target, found: Any, supported: str) -> None:
-    if target.parameters is None:
+    if target.parameters is not None and (taken := parameters_of(found)) != target.parameters:
+        raise _differs(target, f"takes ({taken}), not ({target.parameters})", supported)
+    if target.given is None:
         return
-    taken = tuple(inspect.signature(found).parameters)
-    if taken != target.parameters:
-        differences = [f"{name} is new" for name in taken if name not in target.parameters]
-        differences += [f"{name} is gone" for name in target.parameters if name not in taken]
-        raise KvGuardError(
-            f"{target.name}, which {target.purpose}, takes others than were expected: "
-            f"{', '.join(differences) or 'their order is another'}",
-            remedy=f"run {supported}, for which this guard was written, or switch it off",
-        )
+    parameters = inspect.signature(found).parameters.values()
+    by_name = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    if gone := [name for name in target.given if name not in by_name]:
+        raise _differs(target, f"has no {gone[0]}", supported)
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind not in _STARS]
+    if new := [name for name in needed if name not in target.given]:
+        raise _differs(target, f"asks for {new[0]}", supported)
+
+
+def _differs(target: Target, how: str, supported: str) -> KvGuardError:
+    return KvGuardError(
+        f"{target.name}, which {target.purpose}, {how}",
+        remedy=f"run {supported}, for which this guard was written, or switch it off",
+    )
 
 
 def _resolve(name: str) -> Any:

@@ -7,13 +7,14 @@ from typing import Any
 
 from quantkit.kv_guard.engines import vllm_runners
 from quantkit.kv_guard.engines import vllm_targets as targets
+from quantkit.kv_guard.engines.refusals import Refusals
+from quantkit.kv_guard.engines.settings import PluginSettings
 from quantkit.kv_guard.engines.targets import Target, check_targets, wrap
 from quantkit.kv_guard.engines.vllm_events import EVENTS
 from quantkit.kv_guard.engines.vllm_gather import gathering
 from quantkit.kv_guard.engines.vllm_scheduler import GUARD, SchedulerGuard
-from quantkit.kv_guard.engines.vllm_settings import PluginSettings
 from quantkit.kv_guard.engines.vllm_worker import GuardedOutput, WorkerGuard
-from quantkit.kv_guard.tracker import KvGuardError, Mode
+from quantkit.kv_guard.tracker import KvGuardError
 
 Function = Callable[..., Any]
 _LOG = logging.getLogger("vllm.quantkit_kv_guard")
@@ -24,7 +25,7 @@ def hook_scheduler(settings: PluginSettings) -> None:
     found = check_targets(targets.SCHEDULER_SIDE, targets.SUPPORTED)
 
     def attach(_: Any, scheduler: Any, *__: Any, **___: Any) -> None:
-        _attached(settings, scheduler, lambda: SchedulerGuard(scheduler, settings, found))
+        _attach(settings, scheduler, lambda: SchedulerGuard(scheduler, settings, found))
 
     for target, wrapper in (
         (targets.INIT_SCHEDULER, _behind(attach)),
@@ -50,7 +51,7 @@ def hook_worker(settings: PluginSettings) -> None:
     def attach(guard_of: Callable[[Any, PluginSettings], WorkerGuard]) -> Function:
         def attached(_: Any, runner: Any, kv_cache_config: Any, is_profiling: bool = False, **__: Any) -> None:
             if not is_profiling:
-                _attached(settings, runner, lambda: setattr(runner, GUARD, guard_of(runner, settings)))
+                _attach(settings, runner, lambda: setattr(runner, GUARD, guard_of(runner, settings)))
 
         return _behind(attached)
 
@@ -101,12 +102,12 @@ def _behind(act: Function) -> Callable[[Function], Function]:
 
 
 def _guarded(around: Function) -> Callable[[Function], Function]:
-    """``around`` gets guard, original, object and arguments; of an object without a guard it is not asked."""
+    """``around`` gets guard, original, object and arguments; of one that has none, or that is off, it is not asked."""
 
     def wrapper_of(original: Function) -> Function:
         def method(owner: Any, *args: Any, **kwargs: Any) -> Any:
             guard = getattr(owner, GUARD, None)
-            if guard is None:
+            if guard is None or guard.refusals.is_off:
                 return original(owner, *args, **kwargs)
             return around(guard, original, owner, *args, **kwargs)
 
@@ -115,21 +116,18 @@ def _guarded(around: Function) -> Callable[[Function], Function]:
     return wrapper_of
 
 
-def _attached(settings: PluginSettings, owner: Any, attach: Callable[[], Any]) -> None:
-    """Mode log goes on without a guard where there can be none, and says so; the others refuse."""
-    try:
-        if hasattr(owner, GUARD):
+def _attach(settings: PluginSettings, owner: Any, make: Callable[[], Any]) -> None:
+    guard = getattr(owner, GUARD, None)
+    refusals = Refusals(settings.mode, _LOG) if guard is None else guard.refusals
+    with refusals.refusing():
+        if guard is not None:
             raise KvGuardError("a guard is attached already", remedy="attach it once")
-        attach()
-    except KvGuardError as error:
-        if settings.mode is not Mode.LOG:
-            raise
-        _LOG.error("the KV guard is not attached: %s", error)
+        make()
 
 
 def _schedule(guard: SchedulerGuard, original: Function, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     output = original(scheduler, *args, **kwargs)
-    setattr(output, EVENTS, guard.shadow.take(output.num_scheduled_tokens))
+    setattr(output, EVENTS, guard.events(output.num_scheduled_tokens))
     return output
 
 

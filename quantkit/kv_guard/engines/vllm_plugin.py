@@ -1,4 +1,4 @@
-"""The guard as a plugin of vLLM 0.33 (`vllm.general_plugins`); `QUANTKIT_KV_GUARD` is off, log, abort or halt.
+"""The guard as a plugin of vLLM 0.33 (`vllm.general_plugins`); `QUANTKIT_KV_GUARD` is read by settings.py.
 
 With mode off, the default, nothing is imported or wrapped. Else two doors are: `get_scheduler_cls`, through which an
 engine core comes to its scheduler, and `init_device`, through which a worker comes to its model runner. What is behind
@@ -34,6 +34,9 @@ Which faults of paged caches are seen, and when:
 - on the write side: a slot in another's page, in a cached one, out of place or outside the pool (9, 11);
 - behind the step: tags that were overwritten while it ran.
 
+What the guard cannot go on with ends a server in mode abort or halt; in mode log it is said once, and the guard of that
+process is off (refusals.py). Log, metrics, incidents and a dump of the pool are written as for SGLang (evidence.py).
+
 Requests that a violation names are ended before their tokens are released (mode abort, `vllm_scheduler.py`); in mode
 halt a worker raises, and vLLM ends the engine. Of several workers all answer each step (`vllm_gather.py`).
 
@@ -52,8 +55,9 @@ from collections.abc import Callable
 from importlib import import_module
 
 from quantkit.kv_guard.engines import vllm_targets
+from quantkit.kv_guard.engines.refusals import Refusals
+from quantkit.kv_guard.engines.settings import VARIABLE, PluginSettings, read_settings
 from quantkit.kv_guard.engines.targets import check_targets, wrap
-from quantkit.kv_guard.engines.vllm_settings import MODE_VARIABLE, PluginSettings, read_settings
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 
 _LOG = logging.getLogger("vllm.quantkit_kv_guard")
@@ -63,7 +67,8 @@ def register() -> None:
     """The entry point; any number of times in a process, and inherited by processes that are forked from it."""
     settings = read_settings(os.environ)
     if settings.mode is not Mode.OFF:
-        _or_said(settings, lambda: _hang_doors(settings))
+        with Refusals(settings.mode, _LOG).refusing():
+            _hang_doors(settings)
 
 
 def _hang_doors(settings: PluginSettings) -> None:
@@ -71,7 +76,7 @@ def _hang_doors(settings: PluginSettings) -> None:
     if not version.startswith(vllm_targets.SUPPORTED_PREFIX):
         raise KvGuardError(
             f"vLLM {version} is not one that this guard was written for",
-            remedy=f"run {vllm_targets.SUPPORTED}, or leave {MODE_VARIABLE} out",
+            remedy=f"run {vllm_targets.SUPPORTED}, or leave {VARIABLE} out",
         )
     check_targets(vllm_targets.DOORS, vllm_targets.SUPPORTED)
     # vLLM goes on without a plugin that cannot be imported: what may fail is imported here, where an error ends it
@@ -80,14 +85,9 @@ def _hang_doors(settings: PluginSettings) -> None:
         (vllm_targets.GET_SCHEDULER, hooks.hook_scheduler),
         (vllm_targets.INIT_DEVICE, hooks.hook_worker),
     ):
-        wrap(door.name, hooks.before(lambda hook=hook: _or_said(settings, lambda: hook(settings))))
+        wrap(door.name, hooks.before(lambda hook=hook: _go_through(hook, settings)))
 
 
-def _or_said(settings: PluginSettings, act: Callable[[], None]) -> None:
-    """Mode log goes on without a guard where there can be none, and says so; the others refuse."""
-    try:
-        act()
-    except KvGuardError as error:
-        if settings.mode is not Mode.LOG:
-            raise
-        _LOG.error("the KV guard is not attached: %s", error)
+def _go_through(hook: Callable[[PluginSettings], None], settings: PluginSettings) -> None:
+    with Refusals(settings.mode, _LOG).refusing():
+        hook(settings)

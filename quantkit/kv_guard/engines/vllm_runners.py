@@ -5,12 +5,14 @@ from typing import Any
 
 from torch import Tensor
 
-from quantkit.kv_guard.engines.vllm_settings import PluginSettings, groups_of, num_rows
+from quantkit.kv_guard.engines.settings import PluginSettings
+from quantkit.kv_guard.engines.vllm_settings import groups_of, num_rows, rank_of
 from quantkit.kv_guard.engines.vllm_targets import SUPPORTED
 from quantkit.kv_guard.engines.vllm_worker import Batch, Widths, WorkerGuard
 from quantkit.kv_guard.tracker import KvGuardError
 
-COMMON = ("vllm_config", "kv_cache_config", "device", "max_num_tokens", "parallel_config")
+_RANK = ("rank", "world_size", "data_parallel_index")
+COMMON = ("vllm_config", "kv_cache_config", "device", "max_num_tokens", *(f"parallel_config.{one}" for one in _RANK))
 ONLY_V1 = ("input_batch.block_table", "seq_lens", "optimistic_seq_lens_cpu", "query_start_loc", "positions")
 ONLY_V2 = ("block_tables.block_tables", "req_states")
 
@@ -60,14 +62,14 @@ def batch_of_v2(input_batch: Any, tables: Sequence[Tensor], slots: Tensor) -> Ba
 
 
 def _guard(runner: Any, settings: PluginSettings, width_of: Callable[[int], int]) -> WorkerGuard:
-    groups = groups_of(runner.vllm_config, runner.kv_cache_config)
+    groups = groups_of(runner.vllm_config, runner.kv_cache_config, settings.model)
     widths = Widths(
         num_pages=runner.kv_cache_config.num_blocks,
         num_rows=num_rows(runner.vllm_config),
         most_pages=[width_of(group) for group in range(len(groups))],
         most_tokens=runner.max_num_tokens,
     )
-    return WorkerGuard(groups, widths, settings, runner.device, rank=runner.parallel_config.rank)
+    return WorkerGuard(groups, widths, settings, runner.device, rank=rank_of(runner.parallel_config))
 
 
 def _groups(runner: Any) -> range:

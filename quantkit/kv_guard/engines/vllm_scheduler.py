@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from quantkit.kv_guard.engines import vllm_targets as targets
+from quantkit.kv_guard.engines.refusals import Refusals
+from quantkit.kv_guard.engines.settings import PluginSettings
 from quantkit.kv_guard.engines.targets import original_of
-from quantkit.kv_guard.engines.vllm_events import EVENTS, Report
-from quantkit.kv_guard.engines.vllm_settings import PluginSettings, groups_of, num_rows
+from quantkit.kv_guard.engines.vllm_events import EVENTS, Report, StepEvents
+from quantkit.kv_guard.engines.vllm_settings import groups_of, num_rows
 from quantkit.kv_guard.engines.vllm_shadow import Shadow
 from quantkit.kv_guard.identity import Chains
-from quantkit.kv_guard.tracker import KvGuardError, Mode
+from quantkit.kv_guard.tracker import KvGuardError
 
 GUARD = "quantkit_kv_guard"  # the attribute of a scheduler, its manager and its pool
 ERROR_CODE = "kv_cache_integrity"
@@ -29,14 +31,13 @@ class SchedulerGuard:
 
     def __init__(self, scheduler: Any, settings: PluginSettings, found: dict[str, Any]) -> None:
         manager = scheduler.kv_cache_manager
-        self._settings = settings
+        self.refusals = Refusals(settings.mode, _LOG)
         self._found = found
         self._scheduler = scheduler
         self._manager = manager
         self._sides = manager.coordinator.single_type_managers
         self._hash_size = manager.block_pool.hash_block_size
-        self._has_warned = False
-        groups = groups_of(scheduler.vllm_config, scheduler.kv_cache_config)
+        groups = groups_of(scheduler.vllm_config, scheduler.kv_cache_config, settings.model)
         _check_fresh(scheduler)
         self.shadow = Shadow(
             chains=[Chains(group.identity.key()) for group in groups],
@@ -75,13 +76,21 @@ class SchedulerGuard:
             elif counts[block.block_id] < 0:
                 self.shadow.give_up_again(block.block_id)
 
+    def events(self, scheduled: Iterable[str]) -> StepEvents | None:
+        """For the workers, with a step of these requests; None where the guard goes off."""
+        with self.refusals.refusing():
+            return self.shadow.take(scheduled)
+        return None
+
     def end(self, scheduler_output: Any, model_output: Any) -> list[Any]:
         """End whom the report of a step names, and whoever reads what they wrote; returns their requests."""
         events, report = getattr(scheduler_output, EVENTS, None), getattr(model_output, EVENTS, None)
         if events is None:
             return []
         if report is None and scheduler_output.total_num_scheduled_tokens > 0:
-            self._miss()
+            text = "a worker returned a step that it did not check: the guard is off or not loaded there"
+            remedy = "install quantkit, and set the same environment, on every node"
+            self.refusals.refuse(KvGuardError(text, remedy=remedy))
         ended = [] if report is None or not report.ended else self._end(report)
         self.shadow.settle(events.number)
         return ended
@@ -127,14 +136,6 @@ class SchedulerGuard:
             trace_headers=request.trace_headers,
             error=self._found[targets.REQUEST_ERROR.name](code=ERROR_CODE, message=message, retryable=True),
         )
-
-    def _miss(self) -> None:
-        text = "a worker returned a step that it did not check: the guard is not loaded there"
-        if self._settings.mode is not Mode.LOG:
-            raise KvGuardError(text, remedy="install quantkit, and set the same environment, on every node")
-        if not self._has_warned:
-            _LOG.error("%s", text)
-        self._has_warned = True
 
     def _hash_of(self, request: Any, page_size: int) -> Callable[[int], bytes | None]:
         """Of the group's pages: hashes may be of shorter stretches, and say everything up to their end."""

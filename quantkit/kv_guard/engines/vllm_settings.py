@@ -1,30 +1,15 @@
-"""What the guard of vLLM is told, and what it makes of the engine's own configuration; refuses what it cannot guard.
+"""What the guard makes of vLLM's own configuration; refuses what it cannot guard."""
 
-A general plugin is called without arguments, in every process of a server. What they all have is their environment.
-"""
-
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from quantkit.kv_guard.engines.settings import VARIABLE
 from quantkit.kv_guard.identity import PoolIdentity
-from quantkit.kv_guard.tracker import KvGuardError, Mode
-
-MODE_VARIABLE = "QUANTKIT_KV_GUARD"
-INCIDENTS_VARIABLE = "QUANTKIT_KV_GUARD_INCIDENTS"
+from quantkit.kv_guard.tracker import KvGuardError
 
 SPARE_ROWS = 32  # of sessions that wait for input, beside what runs
 _PAGED = {"FullAttentionSpec", "MLAAttentionSpec"}
 _WINDOWED = {"SlidingWindowSpec"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginSettings:
-    """``incidents``: a file of JSON lines, of which each worker writes its own."""
-
-    mode: Mode
-    incidents: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,21 +21,9 @@ class Group:
     reach: int | None = None
 
 
-def read_settings(environment: Mapping[str, str]) -> PluginSettings:
-    """Raises KvGuardError for a mode that there is none of: a typo must not leave a server unguarded."""
-    word = environment.get(MODE_VARIABLE, "").strip() or Mode.OFF
-    if word not in set(Mode):
-        raise KvGuardError(
-            f"{MODE_VARIABLE} is {word!r}", remedy=f"set it to one of {', '.join(Mode)}, or leave it out"
-        )
-    incidents = environment.get(INCIDENTS_VARIABLE, "").strip()
-    return PluginSettings(mode=Mode(word), incidents=Path(incidents) if incidents else None)
-
-
-def incidents_of(settings: PluginSettings, rank: int, group: int) -> Path | None:
-    """Of one worker's tracker: lines of two processes in one file would be torn."""
-    path = settings.incidents
-    return None if path is None else path.with_name(f"{path.stem}.rank{rank}.group{group}{path.suffix}")
+def rank_of(parallel_config: Any) -> int:
+    """Of a worker among all of a server's, the replicas of data parallelism counted."""
+    return int(parallel_config.data_parallel_index * parallel_config.world_size + parallel_config.rank)
 
 
 def num_rows(vllm_config: Any) -> int:
@@ -58,8 +31,8 @@ def num_rows(vllm_config: Any) -> int:
     return int(vllm_config.scheduler_config.max_num_seqs) + SPARE_ROWS
 
 
-def groups_of(vllm_config: Any, kv_cache_config: Any) -> list[Group]:
-    """Raises KvGuardError for caches and ways to run of which the guard would miss or misjudge pages."""
+def groups_of(vllm_config: Any, kv_cache_config: Any, model: str | None = None) -> list[Group]:
+    """``model``: its fingerprint, None for its name. Raises KvGuardError for what would be missed or misjudged."""
     _check_parallel(vllm_config.parallel_config)
     if kv_cache_config.hisparse_host_num_blocks is not None:
         raise _unsupported("HiSparse, whose pages are read after they were released")
@@ -67,9 +40,10 @@ def groups_of(vllm_config: Any, kv_cache_config: Any) -> list[Group]:
         raise _unsupported("a diffusion model, which writes its canvas again and again")
     if not kv_cache_config.kv_cache_groups:
         raise _unsupported("a model without a KV cache")
+    config = vllm_config.model_config
+    fingerprint = model or f"{config.model}@{config.revision or ''}"
     return [
-        _group(vllm_config.model_config, number, group.kv_cache_spec)
-        for number, group in enumerate(kv_cache_config.kv_cache_groups)
+        _group(fingerprint, number, group.kv_cache_spec) for number, group in enumerate(kv_cache_config.kv_cache_groups)
     ]
 
 
@@ -83,7 +57,7 @@ def _check_parallel(parallel: Any) -> None:
         raise _unsupported("elastic expert parallelism, which runs steps that no scheduler made")
 
 
-def _group(model: Any, number: int, spec: Any) -> Group:
+def _group(model: str, number: int, spec: Any) -> Group:
     members = list(getattr(spec, "kv_cache_specs", {"": spec}).values())  # UniformTypeKVCacheSpecs holds one a layer
     kinds = {type(member).__name__ for member in members}
     if not kinds <= _PAGED and not (kinds <= _WINDOWED and len(members) > 0):
@@ -91,10 +65,10 @@ def _group(model: Any, number: int, spec: Any) -> Group:
     layout = f"{'+'.join(sorted(kinds))} {getattr(members[0], 'dtype', '')}, pages of {spec.block_size}"
     return Group(
         page_size=spec.block_size,
-        identity=PoolIdentity(model=f"{model.model}@{model.revision or ''}", layout=layout, pool=f"group{number}"),
+        identity=PoolIdentity(model=model, layout=layout, pool=f"group{number}"),
         reach=None if kinds <= _PAGED else members[0].num_retained_tokens,
     )
 
 
 def _unsupported(what: str) -> KvGuardError:
-    return KvGuardError(f"not guarded: {what}", remedy=f"leave {MODE_VARIABLE} out, or serve without it")
+    return KvGuardError(f"not guarded: {what}", remedy=f"leave {VARIABLE} out, or serve without it")

@@ -6,19 +6,24 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quantkit.kv_guard.engines.evidence import Evidence
+from quantkit.kv_guard.engines.refusals import Refusals
+from quantkit.kv_guard.engines.settings import PluginSettings, check_memory, path_of
 from quantkit.kv_guard.engines.vllm_events import EVENTS, GroupEvents, Place, Report, StepEvents
-from quantkit.kv_guard.engines.vllm_settings import Group, PluginSettings, incidents_of
+from quantkit.kv_guard.engines.vllm_settings import Group
 from quantkit.kv_guard.page_tags import PageTagTracker
 from quantkit.kv_guard.settings import GuardSettings, PoolSize
-from quantkit.kv_guard.tracker import Held, KvGuardError, Mode, Step, Verdict
+from quantkit.kv_guard.tracker import Held, KvGuardError, Step, Verdict
 
 NULL_PAGE = 0  # of every pool; no request is ever granted it
-_MOST_LOGGED = 8
+_BYTES_A_PLACE = 36 + 4  # of a row's logical page: what it expects, what a launched step captures, and the table
+_BYTES_A_PAGE = 36 + 2
 _LOG = logging.getLogger("vllm.quantkit_kv_guard")
 
 
@@ -56,7 +61,7 @@ class WorkerGuard:
         self, groups: Sequence[Group], widths: Widths, settings: PluginSettings, device: torch.device, rank: int = 0
     ) -> None:
         self._groups = groups
-        self._settings = settings
+        self.refusals = Refusals(settings.mode, _LOG)
         self._device = device
         self._rows: dict[str, int] = {}
         self._names: dict[int, str] = {}
@@ -65,6 +70,7 @@ class WorkerGuard:
         self.is_told = False  # of the step that is being run
         self._launched: tuple[int, ...] | None = None
         self._finished: deque[tuple[int, ...]] = deque()
+        check_memory(_num_bytes(widths), settings, f"{widths.num_rows} rows of {max(widths.most_pages)} pages")
         self._token_numbers = torch.arange(widths.most_tokens, device=device)
         self._tables = [
             torch.zeros(widths.num_rows, most, dtype=torch.int32, device=device) for most in widths.most_pages
@@ -73,54 +79,43 @@ class WorkerGuard:
             PageTagTracker(_settings_of(group, widths, number, settings, rank), device)
             for number, group in enumerate(groups)
         ]
+        self._lock = Lock()
+        self._evidence = [
+            Evidence(tracker, settings, _LOG, (rank, number), self._lock)
+            for number, tracker in enumerate(self.trackers)
+        ]
 
     def end_warm_up(self) -> None:
         """From here on every step is a scheduler's."""
         self._must_be_told = True
 
     def begin(self, scheduler_output: Any) -> None:
-        """Do what a step's events say; a step that warms up has none. Raises KvGuardError for another without, and for
-        one that is out of order."""
+        """Do what a step's events say; a step that warms up has none. Refuses another without, and one that is out of
+        order."""
         events: StepEvents | None = getattr(scheduler_output, EVENTS, None)
-        self.is_told = events is not None
-        if events is None:
-            self._check_untold()
-            return
-        if events.number != self._next:
-            raise KvGuardError(
-                f"events of step {events.number} came, {self._next} was next", remedy="restart the server"
-            )
-        self._must_be_told = True
-        self._next += 1
-        self._apply(events)
+        self.is_told = False
+        with self.refusals.refusing(), self._lock:
+            if events is not None:
+                self._begin(events)
+            elif self._must_be_told:
+                raise KvGuardError(
+                    "a step came without the events of its scheduler: the guard is off or not loaded there",
+                    remedy="install quantkit, and set the same environment, where the engine core runs",
+                )
 
     def launch(self, batch: Batch) -> None:
         """Check what a step will read and write; it runs behind this, on the same stream."""
-        rows = self._on_device([array("q", self._rows_of(batch.requests))])[0]
-        count = len(batch.requests)
-        lengths = batch.lengths[:count].long()
-        computed = lengths - (batch.starts[1 : count + 1] - batch.starts[:count]).long()
-        tokens = self._token_numbers[: len(batch.positions)]
-        rows_T = rows[torch.searchsorted(batch.starts[1 : count + 1].long(), tokens, right=True).clamp_(max=count - 1)]
-        numbers = []
-        for group, tracker, own, table, slots in zip(
-            self._groups, self.trackers, self._tables, batch.tables, batch.slots, strict=True
-        ):
-            most = min(-(-batch.most_tokens // group.page_size), own.shape[1])
-            own[:, :most].index_copy_(0, rows, table[:count, :most])
-            firsts = None if group.reach is None else (computed - group.reach).clamp_(min=0) // group.page_size
-            step = Step(table=own, rows=rows, lengths=lengths, most_pages=most, firsts=firsts)
-            numbers.append(tracker.before_step(step))
-            tracker.check_writes(slots[: len(tokens)].long(), rows_T, batch.positions.long())
-        self._launched = tuple(numbers)
         self._finished.clear()  # of a step that failed: nobody will ask for it
+        with self.refusals.refusing(), self._lock:
+            self._launched = self._launch(batch)
 
     def finish(self) -> None:
         """The step was launched: check behind it."""
         if self._launched is None:
             return  # no request was in it
-        for tracker in self.trackers:
-            tracker.after_step()
+        with self._lock:
+            for tracker in self.trackers:
+                tracker.after_step()
         self._finished.append(self._launched)
         self._launched = None
 
@@ -130,12 +125,43 @@ class WorkerGuard:
             return output
         return GuardedOutput(output, self, self._finished.popleft())
 
-    def report(self, numbers: Sequence[int]) -> Report:
-        """Of a step, when its result is at hand. Raises KvGuardError in mode halt."""
+    def report(self, numbers: Sequence[int]) -> Report | None:
+        """Of a step, when its result is at hand; None where the guard goes off. Raises KvGuardError in mode halt."""
         report = Report(num_violations=0)
-        for group, (tracker, number) in enumerate(zip(self.trackers, numbers, strict=True)):
-            report = report.together(_report_of(tracker.verdict(number), group))
-        return report
+        with self.refusals.refusing():
+            for group, (evidence, number) in enumerate(zip(self._evidence, numbers, strict=True)):
+                report = report.together(_report_of(evidence.verdict(number), group))
+            return report
+        return None
+
+    def _begin(self, events: StepEvents) -> None:
+        if events.number != self._next:
+            raise KvGuardError(
+                f"events of step {events.number} came, {self._next} was next", remedy="restart the server"
+            )
+        self._must_be_told = self.is_told = True
+        self._next += 1
+        self._apply(events)
+
+    def _launch(self, batch: Batch) -> tuple[int, ...]:
+        """The step's number of each tracker."""
+        rows = self._on_device([array("q", self._rows_of(batch.requests))])[0]
+        count = len(batch.requests)
+        lengths = batch.lengths[:count].long()
+        computed = lengths - (batch.starts[1 : count + 1] - batch.starts[:count]).long()
+        tokens = self._token_numbers[: len(batch.positions)]
+        rows_T = rows[torch.searchsorted(batch.starts[1 : count + 1].long(), tokens, right=True).clamp_(max=count - 1)]
+        numbers = []
+        for group, evidence, tracker, own, table, slots in zip(
+            self._groups, self._evidence, self.trackers, self._tables, batch.tables, batch.slots, strict=True
+        ):
+            most = min(-(-batch.most_tokens // group.page_size), own.shape[1])
+            own[:, :most].index_copy_(0, rows, table[:count, :most])
+            firsts = None if group.reach is None else (computed - group.reach).clamp_(min=0) // group.page_size
+            step = Step(table=own, rows=rows, lengths=lengths, most_pages=most, firsts=firsts)
+            numbers.append(evidence.before_step(step))
+            tracker.check_writes(slots[: len(tokens)].long(), rows_T, batch.positions.long())
+        return tuple(numbers)
 
     def _apply(self, events: StepEvents) -> None:
         columns = iter(self._on_device([column for group in events.groups for column in group.columns()]))
@@ -181,13 +207,6 @@ class WorkerGuard:
         if self._device.type == "cuda":
             words = words.pin_memory().to(self._device, non_blocking=True)
         return list(torch.split(words, [len(column) for column in columns]))
-
-    def _check_untold(self) -> None:
-        if self._must_be_told and self._settings.mode is not Mode.LOG:
-            raise KvGuardError(
-                "a step came without the events of its scheduler: the guard is not loaded there",
-                remedy="install quantkit, and set the same environment, where the engine core runs",
-            )
 
 
 class GuardedOutput:
@@ -238,13 +257,17 @@ def _settings_of(group: Group, widths: Widths, number: int, settings: PluginSett
             null_page=NULL_PAGE,
         ),
         mode=settings.mode,
-        incidents=incidents_of(settings, rank, number),
+        ring_lines=settings.ring_lines,
+        incidents=path_of(settings.incidents, rank, number),
     )
 
 
+def _num_bytes(widths: Widths) -> int:
+    """Of all arrays that a worker makes."""
+    return sum(widths.num_rows * most * _BYTES_A_PLACE + widths.num_pages * _BYTES_A_PAGE for most in widths.most_pages)
+
+
 def _report_of(verdict: Verdict, group: int) -> Report:
-    for violation in verdict.violations[:_MOST_LOGGED]:
-        _LOG.error("step %d, group %d: %s", verdict.step, group, violation.text)
     firsts = {
         name: min((one.evidence.index or 0 for one in verdict.violations if one.request == name), default=0)
         for name in verdict.aborted

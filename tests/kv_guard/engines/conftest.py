@@ -6,8 +6,8 @@ import types
 
 import pytest
 
+from quantkit.kv_guard.engines.settings import PluginSettings
 from quantkit.kv_guard.engines.sglang.plugin import register
-from quantkit.kv_guard.engines.sglang.settings import PluginSettings
 from quantkit.kv_guard.engines.sglang.targets import TARGETS
 from quantkit.kv_guard.tracker import Mode
 from tests.kv_guard.engines.serving_loop import Serving

@@ -279,7 +279,7 @@ def test_log_names_and_goes_on(serve, caplog):
     serving.step(a, b)
     row(serving, a)[:4] = right
     serving.finish(a, b)
-    assert "KV guard, step 2: request a, physical page" in caplog.text
+    assert "KV guard, step 2, group 0: request a, physical page" in caplog.text
     assert serving.wrong() == ["a"]
     assert ended(serving) == set()
 

@@ -5,10 +5,12 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
-from quantkit.kv_guard.engines.sglang.settings import PluginSettings, read_settings
+from quantkit.kv_guard.dump import check_dump, read_dump
+from quantkit.kv_guard.engines.settings import PluginSettings, path_of, read_settings
 from quantkit.kv_guard.metrics import FAMILIES
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 
@@ -21,8 +23,8 @@ def test_files_that_are_written(serve, tmp_path):
     serving.step(req)
     serving.rows.req_to_token[req.kv.req_pool_idx, :4] = 0
     serving.step(req)
-    assert "checks_total" in (tmp_path / "m.prom.rank0").read_text()
-    line = json.loads((tmp_path / "i.jsonl.rank0").read_text().splitlines()[0])
+    assert "checks_total" in (tmp_path / "m.rank0.group0.prom").read_text()
+    line = json.loads((tmp_path / "i.rank0.group0.jsonl").read_text().splitlines()[0])
     assert line["request"] == "a"
     assert line["pool"]["layout"] == "MLATokenToKVPool of 1 layers in torch.int64, pages of 4"
 
@@ -34,8 +36,8 @@ def sample(path, name):
 
 def test_metrics_in_prometheus_text(serve, tmp_path):
     """Every line a comment or a sample, every family announced before its samples, and named once."""
-    path = tmp_path / "m.prom"
-    serving = serve(settings={"metrics": path})
+    path = tmp_path / "m.rank0.group0.prom"
+    serving = serve(settings={"metrics": tmp_path / "m.prom"})
     serving.finish(serving.submit("a", PROMPT))
     text = path.read_text()
     assert text.endswith("\n")
@@ -50,8 +52,8 @@ def test_metrics_in_prometheus_text(serve, tmp_path):
 @pytest.mark.parametrize("mode", [Mode.LOG, Mode.ABORT, Mode.HALT])
 def test_what_was_found_is_written_at_once(serve, tmp_path, mode):
     """The server may have nothing to do for hours behind it."""
-    path = tmp_path / "m.prom"
-    serving = serve(mode=mode, settings={"metrics": path})
+    path = tmp_path / "m.rank0.group0.prom"
+    serving = serve(mode=mode, settings={"metrics": tmp_path / "m.prom"})
     req = serving.submit("a", PROMPT)
     serving.step(req)
     serving.rows.req_to_token[req.kv.req_pool_idx, :4] = 0
@@ -63,23 +65,58 @@ def test_what_was_found_is_written_at_once(serve, tmp_path, mode):
 
 
 def test_metrics_are_written_seldom(serve, tmp_path):
-    path = tmp_path / "m.prom"
-    serving = serve(settings={"metrics": path})
+    path = tmp_path / "m.rank0.group0.prom"
+    serving = serve(settings={"metrics": tmp_path / "m.prom"})
     serving.finish(serving.submit("a", PROMPT, 6))
     assert sample(path, "checks_total") == 1
 
 
 def test_metrics_that_cannot_be_written_end_no_server(serve, tmp_path, caplog):
-    (tmp_path / "m.prom.partial").mkdir()
+    (tmp_path / "m.rank0.group0.prom.partial").mkdir()
     serving = serve(settings={"metrics": tmp_path / "m.prom"})
     serving.finish(serving.submit("a", PROMPT))
     assert serving.sent["a"] == serving.right("a", 4)
     assert "metrics were not written" in caplog.text
 
 
+@pytest.mark.parametrize("mode", [Mode.LOG, Mode.ABORT, Mode.HALT])
+def test_the_pool_is_dumped_at_the_first_violation(serve, tmp_path, mode):
+    """Once, also before a halt ends the server; what it holds is what the step was given."""
+    serving = serve(mode=mode, settings={"dump": tmp_path / "pool.safetensors"}, tp_size=2)
+    req, other = serving.submit("a", PROMPT), serving.submit("b", PROMPT[::-1])
+    serving.step(req, other)
+    rows = serving.rows.req_to_token
+    rows[req.kv.req_pool_idx, :4] = rows[other.kv.req_pool_idx, :4]
+    with pytest.raises(KvGuardError) if mode is Mode.HALT else nullcontext():
+        serving.step(req, other)
+    (path,) = tmp_path.iterdir()
+    assert path.name == "pool.rank0.group0.safetensors"
+    dump = read_dump(path)
+    assert set(dump.names.values()) == {"a", "b"}
+    (violation,) = check_dump(dump).violations
+    assert (violation.request, violation.evidence.index) == ("a", 0)
+
+
+def test_a_pool_that_cannot_be_dumped_ends_no_server(serve, tmp_path, caplog):
+    (tmp_path / "pool.rank0.group0.safetensors").mkdir()
+    serving = serve(mode=Mode.LOG, settings={"dump": tmp_path / "pool.safetensors"})
+    req = serving.submit("a", PROMPT)
+    serving.step(req)
+    serving.rows.req_to_token[req.kv.req_pool_idx, :4] = 0
+    serving.finish(req)
+    assert len(serving.sent["a"]) == 4
+    assert caplog.text.count("the pool was not dumped to") == 1
+
+
+def test_a_file_is_one_trackers():
+    """Of each rank and group of layers, under one rule for both engines."""
+    assert str(path_of(Path("there/i.jsonl"), 3, 1)) == "there/i.rank3.group1.jsonl"
+    assert path_of(None, 3) is None
+
+
 def test_settings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert read_settings({}).mode is Mode.OFF
+    assert read_settings({}).mode is read_settings({"QUANTKIT_KV_GUARD": " "}).mode is Mode.OFF
     assert read_settings({"QUANTKIT_KV_GUARD": "abort"}) == PluginSettings(mode=Mode.ABORT)
     path = tmp_path / "guard.json"
     path.write_text(json.dumps({"mode": "halt", "incidents": "x.jsonl", "ring_lines": 8, "model": None}))

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from quantkit.kv_guard.engines.settings import PluginSettings
 from quantkit.kv_guard.engines.sglang.aborts import agreed
 from quantkit.kv_guard.engines.sglang.plugin import register
-from quantkit.kv_guard.engines.sglang.settings import PluginSettings
 from quantkit.kv_guard.engines.sglang.supported import OPTIONS
 from quantkit.kv_guard.engines.sglang.targets import TARGETS, Kind, check_version
 from quantkit.kv_guard.tracker import KvGuardError, Mode
@@ -205,7 +205,7 @@ def test_a_pool_that_is_given_another_size(serve):
 
 
 def test_arrays_that_take_too_much(serve):
-    with pytest.raises(KvGuardError, match=r"MiB for 7 rows of 8388608 pages, above 1024.*--page-size 64"):
+    with pytest.raises(KvGuardError, match=r"MiB for 7 rows of 8388608 pages, above 1024.*larger pages"):
         serve(page_size=1, context=1 << 23)
 
 

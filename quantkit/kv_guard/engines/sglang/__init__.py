@@ -1,12 +1,13 @@
 """A plugin for SGLang 0.5.23 that guards its paged KV cache: tags on physical pages, checked around every step.
 
-    QUANTKIT_KV_GUARD=abort sglang serve ...          # or off, log, halt, or the path of a JSON file (settings.py)
+    QUANTKIT_KV_GUARD=abort sglang serve ...          # or off, log, halt, or the path of a JSON file (../settings.py)
 
 SGLang loads it by the entry point `sglang.srt.plugins` in each of its processes; without the variable nothing else is
 imported. What is hooked is compared with SGLang when the plugin is loaded, when the pools are made, and ahead of the
-first step; a target that is missing, differs or is called past its hook ends a server in mode abort or halt, and is
-said in the log in mode log, where the guard is off from then on. Nothing of SGLang is patched but through its
-registry of hooks (targets.py: which, by which parameters, what for), and nothing of it is imported here.
+first step; a target that is missing, differs or is called past its hook, and whatever else the guard cannot go on with,
+ends a server in mode abort or halt, and is said in the log in mode log, where the guard is off from then on
+(../refusals.py; a transfer whose peer has no guard is refused in every mode). Nothing of SGLang is patched but through
+its registry of hooks (targets.py: which, by which parameters, what for), and nothing of it is imported here.
 
 **Which event is which call of the tracker.** A row is one of `req_to_token`, a page is `slot // page_size`.
 

@@ -6,14 +6,14 @@ laid out as it does. Slots that are handed out to anybody else would be pages of
 refuses.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from quantkit.kv_guard.engines.sglang.guard import Guard
 from quantkit.kv_guard.engines.sglang.pool import NewPages
+from quantkit.kv_guard.engines.sglang.supported import REPORT
 from quantkit.kv_guard.tracker import KvGuardError
 
 
@@ -32,7 +32,7 @@ class AllocationHooks:
             self._handed.append(slots)
         else:
             what = f"{len(slots)} slots were handed out by a path that the guard does not know"
-            self._guard.refuse(KvGuardError(what, remedy="report which option was used, and serve without it"))
+            self._guard.refusals.refuse(KvGuardError(what, remedy=REPORT))
 
     def release_pages(self, allocator: Any, *page_ids: Tensor) -> Any:
         """BEFORE _release_page_ids, where all ways of freeing pages end."""
@@ -90,69 +90,82 @@ class AllocationHooks:
         if not self._guard.guards_rows(batch.req_to_token_pool):
             return original(batch)
         begin = [not req.kv.holds_kv for req in batch.reqs]
-        with self._noted() as handed:
-            result = original(batch)
-        pool, pages, start = self._guard.pool, NewPages(), 0
-        for req, begins, prefix, extend in zip(batch.reqs, begin, batch.prefix_lens, batch.extend_lens, strict=True):
-            if begins:
-                self._share(req, prefix)
-            self._lay_out(pages, req, (prefix, prefix + extend), start, req.full_untruncated_fill_ids)
-            start += extend
-        pool.grant(_one(handed), pages)
-        return result
+
+        def grant(handed: Sequence[Tensor]) -> None:
+            pages, start = NewPages(), 0
+            for req, begins, prefix, extend in zip(
+                batch.reqs, begin, batch.prefix_lens, batch.extend_lens, strict=True
+            ):
+                if begins:
+                    self._share(req, prefix)
+                self._lay_out(pages, req, (prefix, prefix + extend), start, req.full_untruncated_fill_ids)
+                start += extend
+            self._guard.pool.grant(_one(handed), pages)
+
+        return self._noted(lambda: original(batch), grant)
 
     def reserve(self, original: Callable[[], Any], req: Any) -> Any:
         """Around _pre_alloc: the cached part, if any, and pages for a transfer that is yet to come."""
-        with self._noted() as handed:
-            result = original()
-        pool, pages = self._guard.pool, NewPages()
-        if req.prefix_len:
-            self._share(req, req.prefix_len)
-        span = (req.prefix_len, req.kv.kv_allocated_len)
-        self._lay_out(pages, req, span, 0, req.full_untruncated_fill_ids)
-        pool.grant(_one(handed), pages, awaits=True)
-        return result
+
+        def grant(handed: Sequence[Tensor]) -> None:
+            pages = NewPages()
+            if req.prefix_len:
+                self._share(req, req.prefix_len)
+            span = (req.prefix_len, req.kv.kv_allocated_len)
+            self._lay_out(pages, req, span, 0, req.full_untruncated_fill_ids)
+            self._guard.pool.grant(_one(handed), pages, awaits=True)
+
+        return self._noted(original, grant)
 
     def decode(self, original: Callable[..., Any], batch: Any, token_per_req: int) -> Any:
         """AROUND alloc_for_decode: a token for each request, at the place of its length."""
         if not self._guard.guards_rows(batch.req_to_token_pool):
             return original(batch, token_per_req)
         lengths = batch.seq_lens_cpu.tolist()
-        with self._noted() as handed:
-            result = original(batch, token_per_req)
-        pages = NewPages()
-        for place, (req, length) in enumerate(zip(batch.reqs, lengths, strict=True)):
-            self._lay_out(pages, req, (length, length + token_per_req), place * token_per_req)
-        self._guard.pool.grant(_one(handed), pages)
-        return result
+
+        def grant(handed: Sequence[Tensor]) -> None:
+            pages = NewPages()
+            for place, (req, length) in enumerate(zip(batch.reqs, lengths, strict=True)):
+                self._lay_out(pages, req, (length, length + token_per_req), place * token_per_req)
+            self._guard.pool.grant(_one(handed), pages)
+
+        return self._noted(lambda: original(batch, token_per_req), grant)
 
     def speculate(self, original: Callable[..., Any], tree_cache: Any, req_to_token_pool: Any, **named: Any) -> Any:
         """AROUND alloc_for_spec_decode: tokens [now, next) of each request, one request behind the other."""
         if not self._guard.guards_rows(req_to_token_pool):
             return original(tree_cache, req_to_token_pool, **named)
-        with self._noted() as handed:
-            result = original(tree_cache, req_to_token_pool, **named)
-        pages, start = NewPages(), 0
-        spans = zip(named["cur_kv_lens_cpu"].tolist(), named["nxt_kv_lens_cpu"].tolist(), strict=True)
-        for req, (now, then) in zip(named["reqs"], spans, strict=True):
-            self._lay_out(pages, req, (now, then), start)
-            start += then - now
-        if handed:
-            self._guard.pool.grant(_one(handed), pages)
-        return result
+
+        def grant(handed: Sequence[Tensor]) -> None:
+            pages, start = NewPages(), 0
+            spans = zip(named["cur_kv_lens_cpu"].tolist(), named["nxt_kv_lens_cpu"].tolist(), strict=True)
+            for req, (now, then) in zip(named["reqs"], spans, strict=True):
+                self._lay_out(pages, req, (now, then), start)
+                start += then - now
+            if handed:
+                self._guard.pool.grant(_one(handed), pages)
+
+        return self._noted(lambda: original(tree_cache, req_to_token_pool, **named), grant)
 
     def _without_lost(self, pages: Tensor) -> Tensor:
         """Behind a row that was mended, what is freed names page 0 for pages that it had lost."""
         return pages[pages != 0] if self._guard.has_lost_pages else pages
 
-    @contextmanager
-    def _noted(self) -> Iterator[list[Tensor]]:
-        assert self._handed is None, "allocations do not nest"
-        self._handed = []
+    def _noted(self, original: Callable[[], Any], grant: Callable[[Sequence[Tensor]], None]) -> Any:
+        """What ``original`` returns; ``grant`` gets what was handed out meanwhile, unless the guard went off."""
+        if self._handed is not None:
+            self._guard.refusals.refuse(KvGuardError("an allocation began within another", remedy=REPORT))
+            return original()
+        handed: list[Tensor] = []
+        self._handed = handed
         try:
-            yield self._handed
+            result = original()
         finally:
             self._handed = None
+        if self._guard.is_on:
+            with self._guard.refusals.refusing():
+                grant(handed)
+        return result
 
     def _share(self, req: Any, prefix: int) -> None:
         """A request begins with what the cache has of it."""
@@ -174,5 +187,6 @@ class AllocationHooks:
 
 
 def _one(handed: Sequence[Tensor]) -> Tensor:
-    assert len(handed) == 1, f"{len(handed)} allocations"
+    if len(handed) != 1:
+        raise KvGuardError(f"{len(handed)} allocations where one was expected", remedy=REPORT)
     return handed[0]

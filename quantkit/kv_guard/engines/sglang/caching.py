@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from quantkit.kv_guard.engines.sglang.guard import Guard
+from quantkit.kv_guard.engines.sglang.supported import REPORT
 from quantkit.kv_guard.tracker import KvGuardError
 
 
@@ -32,14 +33,17 @@ class CachingHooks:
         """AROUND checkpoint_into_tree."""
         if not self._guard.guards_rows(tree.req_to_token_pool):
             return original(tree, req, **named)
-        assert self._insertions is None, "checkpoints do not nest"
+        if self._insertions is not None:
+            self._guard.refusals.refuse(KvGuardError("a checkpoint began within another", remedy=REPORT))
+            return original(tree, req, **named)
         self._insertions = []
         protected = req.kv.cache_protected_len
         try:
             result = original(tree, req, **named)
-            if self._insertions:
+            if self._insertions and self._guard.is_on:
                 # the second one, where there is one, splits what the first put there
-                self._taken(req, protected, self._insertions[0])
+                with self._guard.refusals.refusing():
+                    self._taken(req, protected, self._insertions[0])
         finally:
             self._insertions = None
         return result
@@ -50,7 +54,7 @@ class CachingHooks:
             return
         if self._insertions is None:
             what = "pages entered the cache by a path that the guard does not know"
-            self._guard.refuse(KvGuardError(what, remedy="report which option was used, and serve without it"))
+            self._guard.refusals.refuse(KvGuardError(what, remedy=REPORT))
             return
         page_size = self._guard.pool.page_size
         length = len(params.key) // page_size * page_size

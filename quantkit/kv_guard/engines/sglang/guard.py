@@ -5,14 +5,14 @@ import importlib
 import json
 import logging
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from quantkit.kv_guard.engines.sglang.metrics_file import MetricsFile
+from quantkit.kv_guard.engines.evidence import Evidence
+from quantkit.kv_guard.engines.refusals import Refusals
+from quantkit.kv_guard.engines.settings import PluginSettings, check_memory, path_of
 from quantkit.kv_guard.engines.sglang.pool import GuardedPool
-from quantkit.kv_guard.engines.sglang.settings import PluginSettings
 from quantkit.kv_guard.engines.sglang.supported import (
     ALLOCATORS,
     ROW_POOLS,
@@ -38,11 +38,12 @@ class Guard:
 
     def __init__(self, settings: PluginSettings, originals: Mapping[str, Callable[..., Any]]) -> None:
         self.settings = settings
+        self.refusals = Refusals(settings.mode, _log)
         self._originals = originals
         self._runner: Any = None
         self._pool: GuardedPool | None = None
         self._is_verified = False
-        self.metrics_file = MetricsFile(None)
+        self._evidence: Evidence | None = None
         self.condemned: set[str] = set()  # requests by name
         self.has_lost_pages = False  # page 0 stands in what is freed
         self.has_given_pointers = False  # to a transfer, which goes on using them
@@ -51,38 +52,43 @@ class Guard:
 
     @property
     def pool(self) -> GuardedPool:
-        """Asked for only where `guards` or `guards_rows` said yes."""
+        """Asked for only where `guards` or `guards_rows` said yes; it outlives a guard that goes off, since a transfer
+        goes on to write to its arrays."""
         assert self._pool is not None
         return self._pool
 
+    @property
+    def evidence(self) -> Evidence:
+        """Of the pool's tracker; asked for where it is."""
+        assert self._evidence is not None
+        return self._evidence
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a pool that is guarded."""
+        return self._pool is not None and not self.refusals.is_off
+
     def guards(self, allocator: Any) -> bool:
         """Whether these are the slots of the guarded pool; not before it is attached."""
-        return self._pool is not None and self._pool.allocator is allocator
+        return self.is_on and self.pool.allocator is allocator
 
     def guards_rows(self, row_pool: Any) -> bool:
         """The same, of rows. A draft model has pages of its own, but neither slots nor rows."""
-        return self._pool is not None and self._pool.row_pool is row_pool
+        return self.is_on and self.pool.row_pool is row_pool
 
     def is_sent(self, kv_pool: Any) -> bool:
         """Whether these are the pages that a transfer moves together with the guard's tags."""
-        return self._pool is not None and self._runner.token_to_kv_pool is kv_pool and self._mode() != "null"
+        return self.is_on and self._runner.token_to_kv_pool is kv_pool and self._mode() != "null"
 
     def runs(self, runner: Any) -> bool:
         """Whether this runs the model whose tokens are released, and not its draft."""
-        return self._pool is not None and self._runner is runner
-
-    def refuse(self, error: KvGuardError) -> None:
-        """Raise where a server must not run unguarded; else say so, once, and guard nothing from here on."""
-        if self.settings.is_strict:
-            raise error
-        _log.error("the KV guard is off from here on: %s", error)
-        self._pool = None
+        return self.is_on and self._runner is runner
 
     def attach(self, runner: Any) -> None:
         """To the pools of a model that has just been made. Refuses what is not covered, or not new."""
         if runner.is_draft_worker:
             return
-        try:
+        with self.refusals.refusing():
             if self._runner is not None:
                 raise KvGuardError("the guard is attached to a pool already", remedy="serve one model in a process")
             self._runner = runner
@@ -93,31 +99,25 @@ class Guard:
             check_class(runner.req_to_token_pool, ROW_POOLS, "pool of rows")
             check_transfers(runner)
             self._make_pool(runner)
-        except KvGuardError as error:
-            self.refuse(error)
         self.group = importlib.import_module(ROOT + "layers.dp_attention").get_dp_tp_group().cpu_group
 
     def attach_anew(self, allocator: Any) -> None:
         """A pool was given another size, before the first request."""
         if not self.guards(allocator):
             return
-        try:
+        with self.refusals.refusing():
             if self.has_given_pointers:
                 raise KvGuardError("the pool changed under a transfer", remedy="report how the server was started")
             self._make_pool(self._runner)
-        except KvGuardError as error:
-            self.refuse(error)
 
     def check_tree(self, tree: Any) -> None:
         """Refuses a prefix cache that is not known, or that comes before the pools were seen."""
         self._check_attached()
         if not self.guards(tree.token_to_kv_pool_allocator):
             return
-        try:
+        with self.refusals.refusing():
             check_class(tree, TREES, "prefix cache")
             self.in_pairs = bool(tree.tree_core.is_eagle)
-        except KvGuardError as error:
-            self.refuse(error)
 
     def verify(self) -> None:
         """Before the first step: is every hook in place? Half a guard raises false alarms, and none is silent.
@@ -128,18 +128,18 @@ class Guard:
             return
         self._is_verified = True
         self._check_attached()
-        if self._pool is None:
+        if not self.is_on:
             return
-        try:
+        with self.refusals.refusing():
             check_installed(self._originals)
             if self.in_pairs is None:
                 raise KvGuardError("the prefix cache was made unseen", remedy="report how the server was started")
-        except KvGuardError as error:
-            self.refuse(error)
 
     def _check_attached(self) -> None:
         if self._runner is None:
-            self.refuse(KvGuardError("the pools were made unseen", remedy="see in SGLang's log why a hook failed"))
+            self.refusals.refuse(
+                KvGuardError("the pools were made unseen", remedy="see in SGLang's log why a hook failed")
+            )
 
     def _make_pool(self, runner: Any) -> None:
         allocator, row_pool = runner.token_to_kv_pool_allocator, runner.req_to_token_pool
@@ -154,22 +154,17 @@ class Guard:
             size=size,
             mode=self.settings.mode,
             ring_lines=self.settings.ring_lines,
-            incidents=of_rank(self.settings.incidents, runner),
+            incidents=path_of(self.settings.incidents, runner.gpu_id),
         )
-        self.metrics_file = MetricsFile(of_rank(self.settings.metrics, runner))
         self._pool = GuardedPool(settings, allocator, row_pool, receives=self._mode() == "decode")
+        self._evidence = Evidence(self._pool.tracker, self.settings, _log, (runner.gpu_id, 0))
 
     def _mode(self) -> str:
         return str(self._runner.server_args.disaggregation_mode)
 
     def _check_memory(self, size: PoolSize) -> None:
         num_bytes = size.num_rows * size.most_pages * _BYTES_A_PLACE + size.num_pages * _BYTES_A_PAGE
-        most = self.settings.most_mib
-        if num_bytes > most << 20:
-            raise KvGuardError(
-                f"{num_bytes >> 20} MiB for {size.num_rows} rows of {size.most_pages} pages, above {most} MiB",
-                remedy="serve with larger pages (--page-size 64), with fewer requests, or raise most_mib",
-            )
+        check_memory(num_bytes, self.settings, f"{size.num_rows} rows of {size.most_pages} pages")
 
 
 def _size(allocator: Any, table: Tensor) -> PoolSize:
@@ -194,10 +189,3 @@ def fingerprint(config: Mapping[str, object]) -> str:
 def layout_of(pool: Any, page_size: int) -> str:
     """What two pools must share before a page of one is read as a page of the other."""
     return f"{type(pool).__name__} of {pool.layer_num} layers in {pool.store_dtype}, pages of {page_size}"
-
-
-def of_rank(path: Path | None, runner: Any) -> Path | None:
-    """Each rank writes a file of its own."""
-    options = runner.server_args
-    num_ranks = options.tp_size * options.dp_size
-    return path if path is None or num_ranks == 1 else path.with_name(f"{path.name}.rank{runner.gpu_id}")

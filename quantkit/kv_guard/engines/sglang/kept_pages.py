@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quantkit.kv_guard.tracker import Held
+from quantkit.kv_guard.engines.sglang.supported import REPORT
+from quantkit.kv_guard.tracker import Held, KvGuardError
 
 _STEPS_BETWEEN_COPIES = 16
 
@@ -57,10 +58,13 @@ class KeptPages:
         return len(self._prefix_of)
 
     def add(self, prefixes: Sequence[bytes]) -> list[int]:
-        """Entries on the host for pages that the tree takes; `put` fills them."""
+        """Entries on the host for pages that the tree takes; `put` fills them.
+
+        Raises KvGuardError for more than the pool has."""
         if len(self._free) < len(prefixes):
             self._wait_for_marks()
-        assert len(self._free) >= len(prefixes), "a page is kept twice"
+        if len(self._free) < len(prefixes):
+            raise KvGuardError("the cache took more pages than the pool has", remedy=REPORT)
         entries = [self._free.popleft() for _ in prefixes]
         for entry, prefix in zip(entries, prefixes, strict=True):
             self._entry_of[prefix] = entry

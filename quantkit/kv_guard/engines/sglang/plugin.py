@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from quantkit.errors import install_remedy
 
 if TYPE_CHECKING:
+    from quantkit.kv_guard.engines.settings import PluginSettings
     from quantkit.kv_guard.engines.sglang.guard import Guard
-    from quantkit.kv_guard.engines.sglang.settings import PluginSettings
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,8 @@ def load() -> None:
 
 
 def _load(environment: Mapping[str, str]) -> None:
-    from quantkit.kv_guard.engines.sglang.settings import read_settings
+    from quantkit.kv_guard.engines.refusals import Refusals
+    from quantkit.kv_guard.engines.settings import read_settings
     from quantkit.kv_guard.tracker import KvGuardError, Mode
 
     try:
@@ -40,11 +41,10 @@ def _load(environment: Mapping[str, str]) -> None:
     if settings.mode is Mode.OFF:
         return
     try:
-        register(settings)
+        with Refusals(settings.mode, _log).refusing():
+            register(settings)
     except KvGuardError as error:
-        if settings.is_strict:
-            raise SystemExit(f"the KV guard refuses: {error}") from error
-        raise
+        raise SystemExit(f"the KV guard refuses: {error}") from error
 
 
 def register(settings: "PluginSettings") -> "Guard":

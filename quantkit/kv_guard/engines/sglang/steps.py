@@ -1,6 +1,5 @@
 """Hooks of a step: events and checks around the forward, the verdict ahead of the tokens."""
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,10 +8,9 @@ from torch import Tensor
 
 from quantkit.kv_guard.engines.sglang.aborts import Aborts
 from quantkit.kv_guard.engines.sglang.guard import Guard
-from quantkit.kv_guard.tracker import KvGuardError, Step, Verdict
+from quantkit.kv_guard.tracker import Step
 
 _STEPS = "quantkit_kv_steps"  # attribute of a result: the numbers of the steps that it came from
-_log = logging.getLogger(__name__)
 
 
 class StepHooks:
@@ -44,13 +42,14 @@ class StepHooks:
         if self._batch is None or not self._guard.runs(runner):
             return original(runner, forward_batch, *others, **named)
         pool = self._guard.pool
-        pool.carry_out()
         is_step = bool(self._batch.reqs) and not forward_batch.forward_mode.is_idle()
-        if is_step:
-            self._steps.append(pool.tracker.before_step(self._step(forward_batch)))
-            pool.tracker.check_writes(*_writes(forward_batch))
+        with self._guard.refusals.refusing():
+            pool.carry_out()
+            if is_step:
+                self._steps.append(self._guard.evidence.before_step(self._step(forward_batch)))
+                pool.tracker.check_writes(*_writes(forward_batch))
         result = original(runner, forward_batch, *others, **named)
-        if is_step:
+        if is_step and self._guard.is_on:
             if pool.inbox is not None:
                 pool.inbox.take_late(pool.tracker)
             pool.tracker.after_step()
@@ -60,18 +59,13 @@ class StepHooks:
         """BEFORE process_batch_result. Raises KvGuardError in mode halt, which ends the server."""
         if not self._guard.guards_rows(batch.req_to_token_pool):
             return
-        tracker, found = self._guard.pool.tracker, 0
-        for step in getattr(result, _STEPS, ()):
-            try:
-                verdict = tracker.verdict(step)
-            except KvGuardError:
-                self._guard.metrics_file.write(tracker.metrics, at_once=True)
-                raise
-            _report(verdict)
-            self._aborts.judge(verdict, batch)
-            found += len(verdict.violations) + verdict.lost
-        if hasattr(result, _STEPS):
-            self._guard.metrics_file.write(tracker.metrics, at_once=found > 0)
+        with self._guard.refusals.refusing():
+            self._judge(scheduler, batch, getattr(result, _STEPS, ()))
+
+    def _judge(self, scheduler: Any, batch: Any, steps: Sequence[int]) -> None:
+        for step in steps:
+            self._aborts.judge(self._guard.evidence.verdict(step), batch)
+        if steps:
             self._aborts.end(scheduler, batch)
 
     def _step(self, forward_batch: Any) -> Step:
@@ -106,10 +100,3 @@ def _writes(forward_batch: Any) -> Sequence[Tensor]:
         places = (lengths[:, None] + ahead).reshape(-1)
         return slots, rows.repeat_interleave(len(ahead), output_size=len(slots)), places
     return slots, rows.repeat_interleave(forward_batch.extend_seq_lens, output_size=len(slots)), forward_batch.positions
-
-
-def _report(verdict: Verdict) -> None:
-    for violation in verdict.violations:
-        _log.error("KV guard, step %d: %s", verdict.step, violation.text)
-    if verdict.lost:
-        _log.error("KV guard, step %d: %d more violations had no room", verdict.step, verdict.lost)

@@ -10,6 +10,7 @@ from typing import Any
 from quantkit.kv_guard.engines.sglang.targets import ROOT
 from quantkit.kv_guard.tracker import KvGuardError
 
+REPORT = "report which option was used, and serve without it"
 ALLOCATORS = (
     "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator",
     "mem_cache.allocator.token.TokenToKVPoolAllocator",

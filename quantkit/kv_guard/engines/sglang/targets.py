@@ -4,17 +4,17 @@ SGLang logs what goes wrong in a plugin and serves without it. So the table is c
 (`check_targets`), and what SGLang made of the registrations before the first forward (`check_installed`).
 """
 
-import inspect
 import pkgutil
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from quantkit.errors import first_line
+from quantkit.kv_guard.engines.targets import parameters_of
 from quantkit.kv_guard.tracker import KvGuardError
 
 SUPPORTED = ("0.5.23",)
@@ -216,21 +216,6 @@ TARGETS: tuple[Target, ...] = (
     _called("disaggregation.utils._is_fake_transfer", "req", "is nothing sent?"),
     _called("layers.dp_attention.get_dp_tp_group", "", "ranks that run the same batches"),
 )
-
-
-_STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-
-
-def parameters_of(function: Callable[..., Any]) -> str:
-    """Names in their order, `=` behind those that may be left out, with `*` and `**` as in a definition."""
-    parts, is_keyword_only = [], False
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY and not is_keyword_only:
-            parts.append("*")
-        is_keyword_only |= parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
-        stars = _STARS.get(parameter.kind, "")
-        parts.append(stars + parameter.name + ("" if parameter.default is parameter.empty else "="))
-    return ", ".join(parts)
 
 
 def check_version(version: str) -> None:

@@ -1,7 +1,7 @@
-"""What the plugin is told: one environment variable, `QUANTKIT_KV_GUARD`, a mode or the path of a JSON file.
+"""What a plugin is told: one environment variable, `QUANTKIT_KV_GUARD`, a mode or the path of a JSON file.
 
-An engine hands its plugins no options, so that there is no other way in. ``off``, and a variable that is not set, mean
-that no hook is registered.
+An engine hands its plugins no options, and all its processes have is their environment. ``off``, and a variable that is
+not set, mean that no hook is registered.
 """
 
 import json
@@ -20,32 +20,45 @@ VARIABLE = "QUANTKIT_KV_GUARD"
 class PluginSettings:
     """Keys of the JSON file, all but ``mode`` with a default.
 
-    ``incidents`` and ``metrics`` are files that are written (JSON lines, Prometheus text), with `.rankN` added where
-    there are several ranks. ``model`` is the fingerprint that both sides of a transfer must share; None takes that of
-    the model's config. ``most_mib`` bounds what the guard's arrays may take.
+    ``incidents``, ``metrics`` and ``dump`` are files that are written (JSON lines, Prometheus text, the pool at its
+    first violation), under the names that `path_of` makes of them. ``model`` is the fingerprint that both sides of a
+    transfer must share; None takes that of the model's config. ``most_mib`` bounds what the guard's arrays may take.
     """
 
     mode: Mode
     incidents: Path | None = None
     metrics: Path | None = None
+    dump: Path | None = None
     ring_lines: int = 256
     model: str | None = None
     most_mib: int = 1024
 
-    @property
-    def is_strict(self) -> bool:
-        """Whether a server must not run unguarded."""
-        return self.mode in (Mode.ABORT, Mode.HALT)
-
 
 def read_settings(environment: Mapping[str, str]) -> PluginSettings:
-    """Of `QUANTKIT_KV_GUARD`. Raises KvGuardError for what it cannot mean."""
-    text = environment.get(VARIABLE, Mode.OFF).strip()
+    """Of `QUANTKIT_KV_GUARD`. Raises KvGuardError for what it cannot mean: a typo must not leave a server unguarded."""
+    text = environment.get(VARIABLE, "").strip() or Mode.OFF
     if text in set(Mode):
         return PluginSettings(mode=Mode(text))
     if not text.endswith(".json"):
         raise KvGuardError(f"{VARIABLE} is {text!r}", remedy=f"set it to {_modes()}, or to the path of a .json file")
     return _read(Path(text))
+
+
+def path_of(path: Path | None, rank: int, group: int = 0) -> Path | None:
+    """The file of one tracker: two processes that wrote to one would tear each other's lines.
+
+    ``rank`` is one of all processes of the server, ``group`` one of the rank's groups of layers.
+    """
+    return None if path is None else path.with_name(f"{path.stem}.rank{rank}.group{group}{path.suffix}")
+
+
+def check_memory(num_bytes: int, settings: PluginSettings, what: str) -> None:
+    """Raises KvGuardError for arrays that take more than they may."""
+    if num_bytes > settings.most_mib << 20:
+        raise KvGuardError(
+            f"{num_bytes >> 20} MiB for {what}, above {settings.most_mib} MiB",
+            remedy="serve with larger pages, with fewer requests, or raise most_mib",
+        )
 
 
 def _read(path: Path) -> PluginSettings:

@@ -19,7 +19,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 
 from quantkit.kv_guard.tracker import NullTracker
 

@@ -114,8 +114,8 @@ class RunOptions:
     def check(self) -> None:
         """Raise UsageError for options that are none, packages and devices that are not here: nothing is opened."""
         self.tokens.check()
-        self.tokens.check_path()
         check_dtype(self.dtype)
+        self.tokens.check_path()
         require_models()
         from quantkit.streaming.devices import torch_device
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from quantkit.errors import QuantkitError, SourceError, UsageError, first_line
 from quantkit.kv_guard.dispatch import (
     FREE_INDEX,
+    MOST_PAGES,
     PLACE_MASK,
     SPOILED,
     Expectations,
@@ -131,7 +132,7 @@ def read_dump(path: Path) -> Dump:
         size = PoolSize(**document["size"])
         names = {int(row): str(name) for row, name in document["names"].items()}
         return _checked_dump(tensors, identity, size, names, bool(document["by_token"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise SourceError(
             f"a part of it is missing or is another: {first_line(error)}", remedy="dump the pool again", file=path
         ) from error
@@ -146,11 +147,12 @@ def _checked_dump(
     for field in fields(PoolSize):
         if type(getattr(size, field.name)) is not int:
             raise TypeError(f"size.{field.name} is {getattr(size, field.name)!r}")
-        if field.name != "null_page" and getattr(size, field.name) < 1:
+        if not (-1 if field.name == "null_page" else 1) <= getattr(size, field.name) < MOST_PAGES:
             raise ValueError(f"size.{field.name} is {getattr(size, field.name)}")
     table = tensors["table"]
-    num_entries = size.most_pages * (size.page_size if by_token else 1)
-    batch = len(tensors["rows"])
+    if table.ndim != 2 or not table.shape[1]:
+        raise SourceError(f"table is {tuple(table.shape)}", tensor="table", remedy="dump the pool again")
+    batch = min(tensors["rows"].numel(), size.num_rows)
     for name, dtype, shape in (
         ("seals", torch.int64, (size.num_pages,)),
         ("records", torch.int64, (size.num_pages, 3)),
@@ -167,7 +169,7 @@ def _checked_dump(
             raise SourceError(f"{name} is {found}, not {dtype} {shape}", tensor=name, remedy="dump the pool again")
     rows, lengths = tensors["rows"], tensors["lengths"]
     is_batch = (rows >= 0) & (rows < size.num_rows) & (lengths >= 0)
-    is_batch &= (lengths + size.page_size - 1) // size.page_size * (size.page_size if by_token else 1) <= num_entries
+    is_batch &= lengths <= size.most_pages * size.page_size
     if table.dtype not in (torch.int32, torch.int64) or not bool(is_batch.all()):
         raise SourceError("rows or lengths that the pool does not have", tensor="rows", remedy="dump the pool again")
     most = int((lengths.max() + size.page_size - 1) // size.page_size) if batch else 0

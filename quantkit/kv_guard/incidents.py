@@ -51,7 +51,8 @@ def read_incidents(path: Path) -> list[dict[str, Any]]:
 def explanation(incident: dict[str, Any]) -> str:
     """One sentence: who, where, what was expected, what was there."""
     expected, found = incident["expected"], incident["found"]
-    who = f"request {incident['request']}" if incident["request"] is not None else "no request"
+    # a line for each incident, whatever a request is called
+    who = f"request {' '.join(incident['request'].split())}" if incident["request"] is not None else "no request"
     place = "" if incident["index"] is None else f" logical page {incident['index']},"
     wanted = "nothing" if expected is None else f"generation {expected['generation']} of owner {expected['owner']}"
     was = "free" if found["index"] is None else f"logical page {found['index']} of owner {found['owner']}"
@@ -63,8 +64,8 @@ def explanation(incident: dict[str, Any]) -> str:
 
 def _incident(line: str, number: int, path: Path) -> dict[str, Any]:
     try:
-        incident: dict[str, Any] = json.loads(line)
-    except ValueError as error:
+        incident: dict[str, Any] = json.loads(line, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
         raise SourceError(
             f"line {number} is no JSON: {first_line(error)}", remedy="it was cut or edited; remove that line", file=path
         ) from error
@@ -85,6 +86,10 @@ def _incident(line: str, number: int, path: Path) -> dict[str, Any]:
     return incident
 
 
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no number")
+
+
 def _is_incident(incident: Any) -> bool:
     """Has all that an explanation reads, in the types that it was written in."""
     if not isinstance(incident, dict) or incident.get("format") != FORMAT or not incident.keys() >= _FIELDS:
@@ -92,9 +97,10 @@ def _is_incident(incident: Any) -> bool:
     tags = [incident["found"], *([incident["expected"]] if incident["expected"] is not None else [])]
     return (
         type(incident["step"]) is int
+        and type(incident["version"]) is int
         and type(incident["page"]) is int
         and type(incident["fault"]) is str
         and isinstance(incident["request"], str | None)
-        and isinstance(incident["index"], int | None)
+        and (incident["index"] is None or type(incident["index"]) is int)
         and all(isinstance(tag, dict) and tag.keys() >= {"generation", "owner", "index"} for tag in tags)
     )

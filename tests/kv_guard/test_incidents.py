@@ -101,3 +101,25 @@ def test_a_file_that_cannot_be_written_ends_no_server(tmp_path, caplog):
     assert pool.run(0).aborted == ("alpha",)
     assert "2 incidents are not written down" in caplog.text
     assert 'quantkit_kv_guard_incidents_unwritten_total{pool="target"} 2' in pool.tracker.metrics.text()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda line: "[" * 100_000, "line 1 is no JSON"),
+        (lambda line: line.replace('"step": 1', '"step": NaN'), "line 1 is no JSON: NaN is no number"),
+        (lambda line: line.replace('"version": 1', '"version": true'), "line 1 is no incident"),
+        (lambda line: line.replace('"index": 1', '"index": true', 1), "line 1 is no incident"),
+    ],
+)
+def test_a_line_that_nobody_wrote_is_refused(change, words, incidents):
+    text = incidents.read_text()
+    incidents.write_text(change(text))
+    assert incidents.read_text() != text
+    with pytest.raises(SourceError, match=words):
+        read_incidents(incidents)
+
+
+def test_a_request_by_any_name_is_one_line(incidents):
+    first, _ = read_incidents(incidents)
+    assert "\n" not in explanation(first | {"request": "a\nstep 9, request innocent"})

@@ -63,8 +63,8 @@ def check_memory(num_bytes: int, settings: PluginSettings, what: str) -> None:
 
 def _read(path: Path) -> PluginSettings:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+    except (OSError, ValueError, RecursionError) as error:
         raise KvGuardError(
             f"cannot be read: {first_line(error)}", remedy=f"mend what {VARIABLE} names", file=path
         ) from error
@@ -74,6 +74,29 @@ def _read(path: Path) -> PluginSettings:
     if unknown := sorted(document.keys() - known):
         raise KvGuardError(f"unknown key {unknown[0]!r}", remedy=f"known are {', '.join(sorted(known))}", file=path)
     return PluginSettings(**{name: _value(name, value, path) for name, value in {"mode": None, **document}.items()})
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A key that comes twice would mean what came last: it may be off."""
+    names = [name for name, _ in pairs]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"{sorted(twice)[0]!r} comes twice")
+    return dict(pairs)
+
+
+def _is_text(value: str) -> bool:
+    """Nothing in it that neither a file's name nor a digest can have."""
+    try:
+        return "\0" not in value and bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _can_be_written(path: Path) -> bool:
+    try:
+        return not path.is_dir() and path.parent.is_dir()
+    except OSError:  # too long a name
+        return False
 
 
 def _value(name: str, value: object, path: Path) -> Any:
@@ -86,12 +109,12 @@ def _value(name: str, value: object, path: Path) -> Any:
         if type(value) is not int or value < 1:
             raise KvGuardError(f"{name} is {value!r}", remedy="give a whole number above 0", file=path)
         return value
-    if value is not None and not (isinstance(value, str) and value):
+    if value is not None and not (isinstance(value, str) and _is_text(value)):
         raise KvGuardError(f"{name} is {value!r}", remedy="give a text", file=path)
     if name == "model" or value is None:
         return value
     written = Path(str(value))
-    if written.is_dir() or not written.parent.is_dir():
+    if not _can_be_written(written):
         raise KvGuardError(
             f"{name} is {value!r}: no file can be written there",
             remedy="name a file in a folder that exists",

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from quantkit.kv_guard.identity import PoolIdentity
 from quantkit.kv_guard.page_tags import PageTagTracker
 from quantkit.kv_guard.settings import GuardSettings, PoolSize
+from quantkit.kv_guard.simulation.run import one_thread
 from quantkit.kv_guard.tracker import Mode, Step
 from tests.kv_guard.pools import numbers
 
@@ -216,7 +217,5 @@ TestBooks.settings = settings(
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield

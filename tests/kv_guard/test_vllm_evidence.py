@@ -5,25 +5,7 @@ import pytest
 from quantkit.kv_guard.dump import check_dump, read_dump
 from quantkit.kv_guard.tracker import KvGuardError
 from tests.kv_guard import vllm_harness
-from tests.kv_guard.vllm_harness import Engine
-
-
-def disturbed(*, pages=1, **settings):
-    """A request whose row shows pages of another."""
-    engine = Engine(**settings)
-    engine.add("victim", range(10), max_tokens=8)
-    engine.add("other", range(40, 50), max_tokens=8)
-    for _ in range(4):
-        engine.step()
-
-    def disturb(runner):
-        rows = runner.req_states.req_id_to_index
-        if len(rows) == 2:
-            table = runner.block_tables.block_tables[0].gpu
-            table[rows["victim"], :pages] = table[rows["other"], :pages]
-
-    engine.runners[0].before_forward = disturb
-    return engine
+from tests.kv_guard.vllm_harness import disturbed
 
 
 @pytest.mark.parametrize("mode", ["log", "abort", "halt"])

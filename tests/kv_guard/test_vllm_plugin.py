@@ -18,7 +18,7 @@ from tests.kv_guard import miniature_vllm_runners as runners
 from tests.kv_guard import miniature_vllm_scheduler as scheduling
 from tests.kv_guard import miniature_vllm_worker as workers
 from tests.kv_guard import vllm_harness
-from tests.kv_guard.vllm_harness import Engine
+from tests.kv_guard.vllm_harness import Engine, disturbed
 
 SETTINGS = [
     {"v2": v2, "depth": depth, "windows": windows, "caching": caching}
@@ -59,27 +59,9 @@ def test_preemption_passes(make):
     assert all(engine.is_right(name) and len(engine.released[name]) == 11 for name in engine.prompts)
 
 
-def disturbed(make, **settings):
-    """A request whose row shows another's page."""
-    engine = make(**settings)
-    engine.add("victim", range(10), max_tokens=8)
-    engine.add("other", range(40, 50), max_tokens=8)
-    for _ in range(4):
-        engine.step()
-
-    def disturb(runner):
-        rows = runner.req_states.req_id_to_index
-        if len(rows) == 2:
-            table = runner.block_tables.block_tables[0].gpu
-            table[rows["victim"], 0] = table[rows["other"], 0]
-
-    engine.runners[0].before_forward = disturb
-    return engine
-
-
 def test_mode_log_names_it_and_goes_on(miniature, caplog, tmp_path):
     vllm_harness.environment(miniature, "log", tmp_path / "guard.json", incidents=tmp_path / "incidents.jsonl")
-    engine = disturbed(Engine)
+    engine = disturbed()
     engine.run()
     assert not engine.is_error("victim")
     assert "request victim, physical page" in caplog.text
@@ -91,14 +73,14 @@ def test_replicas_write_to_files_of_their_own(miniature, tmp_path):
     """Workers of data parallelism have the ranks of their own replica."""
     for replica in (0, 1):
         vllm_harness.environment(miniature, "log", tmp_path / "guard.json", incidents=tmp_path / "i.jsonl")
-        engine = disturbed(Engine, replica=replica)
+        engine = disturbed(replica=replica)
         engine.run()
     assert {path.name for path in tmp_path.glob("i.*")} == {"i.rank0.group0.jsonl", "i.rank1.group0.jsonl"}
 
 
 def test_mode_halt_ends_the_engine_at_the_result(miniature):
     vllm_harness.environment(miniature, "halt")
-    engine = disturbed(Engine)
+    engine = disturbed()
     released = list(engine.released["victim"])
     with pytest.raises(KvGuardError, match="request victim"):
         engine.run()
@@ -107,7 +89,7 @@ def test_mode_halt_ends_the_engine_at_the_result(miniature):
 
 def test_mode_off_wraps_nothing(miniature):
     miniature.delenv("QUANTKIT_KV_GUARD")
-    engine = disturbed(Engine)
+    engine = disturbed()
     holders = (core.BlockPool, core.KVCacheManager, scheduling.Scheduler, runners.RunnerV1, runners.RunnerV2)
     wrapped = {name for holder in holders for name in vars(holder) if original_of(vars(holder)[name]) is not None}
     assert wrapped == set()

@@ -204,3 +204,21 @@ class Engine:
 
     def num_violations(self):
         return sum(sum(tracker.metrics.violations.values()) for tracker in self.trackers)
+
+
+def disturbed(*, pages=1, **settings):
+    """A request whose row shows pages of another."""
+    engine = Engine(**settings)
+    engine.add("victim", range(10), max_tokens=8)
+    engine.add("other", range(40, 50), max_tokens=8)
+    for _ in range(4):
+        engine.step()
+
+    def disturb(runner):
+        rows = runner.req_states.req_id_to_index
+        if len(rows) == 2:
+            table = runner.block_tables.block_tables[0].gpu
+            table[rows["victim"], :pages] = table[rows["other"], :pages]
+
+    engine.runners[0].before_forward = disturb
+    return engine

@@ -44,7 +44,7 @@ Report = Callable[[str, int, int], None]  # what goes on, what of it was just do
 
 def self_test(plan: SelfTestPlan, report: Report = lambda *_: None) -> SelfTestReport:
     """What the guard makes of it all; the same for the same plan."""
-    with _one_thread(), torch.inference_mode():
+    with one_thread(), torch.inference_mode():
         shapes = LARGE | {f"small, {name}": shape for name, shape in SMALL.items()}
         worlds = clean_worlds(plan.shapes(shapes), plan, report)
         faulty = FaultRun(plan)
@@ -147,7 +147,7 @@ def _goes_on(script: Iterator[None]) -> bool:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Tensors are small here, and threads would wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

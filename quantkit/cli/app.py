@@ -98,7 +98,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _stop)
     _open_streams()
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(standalone_mode=False, prog_name="quantkit"))
     except QuantkitError as error:
         _exit_with(error)
     except _ClickException as error:
@@ -106,9 +106,9 @@ def main() -> None:
             sys.stdout.write(str(getattr(error, "message", "")) + "\n")
             sys.exit(2)
         message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-        commands = [one.name for one in app.registered_commands] + [one.name for one in app.registered_groups]
-        command = next((f"{argument} " for argument in sys.argv[1:] if argument in commands), "")
-        _exit_with(UsageError(message[:1].lower() + message[1:], remedy=f"see quantkit {command}--help"))
+        context = getattr(error, "ctx", None)
+        command = "quantkit" if context is None else context.command_path
+        _exit_with(UsageError(message[:1].lower() + message[1:], remedy=f"see {command} --help"))
     except OSError as error:  # what no check foresaw: a folder without permission, a name too long
         _exit_with(SourceError(str(error.strerror), file=error.filename, remedy="check the path and its permissions"))
     except _Stopped as stopped:

@@ -64,6 +64,7 @@ def test_options_that_make_no_sense_are_usage_errors(arguments):
     result = run("kv-guard", "selftest", *arguments)
     assert result.returncode == 2
     assert arguments[0] in result.stderr
+    assert result.stderr.rstrip().endswith("see quantkit kv-guard selftest --help")
 
 
 def test_a_sound_pool_and_one_that_is_not(pool, tmp_path):

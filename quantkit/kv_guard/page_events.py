@@ -37,13 +37,14 @@ class Event:
     step: int
 
 
-def check_holder(arrays: PageArrays, pages: Tensor, held: Held, event: Event) -> None:
-    """Whoever passes pages on must hold them: what lies there is what was granted."""
+def check_holder(arrays: PageArrays, pages: Tensor, held: Held, event: Event) -> Tensor:
+    """Whoever passes pages on must hold them: what lies there is what was granted. Bool [N]: it is so."""
     seals = twins.seal_of(held.generations, held.owners, held.indices)
     found = twins.found_words(arrays.tags, pages)
     is_other = (found[Word.FOUND_SEAL] != seals) | (_states(arrays.tags, pages) == State.FREE)
     words = _holder_words(held, seals, event) | found
     twins.append_lines(arrays.ring, is_other, words | {Word.CHECK: Check.HOLDER})
+    return ~is_other
 
 
 def _states(tags: PageTags, pages: Tensor) -> Tensor:
@@ -56,9 +57,14 @@ def set_states(tags: PageTags, pages: Tensor, *, of: State, to: State) -> None:
     put(tags.states_P, pages, to, _states(tags, pages) == of)
 
 
-def share_pages(tags: PageTags, pages: Tensor) -> None:
-    """Written no more from here on."""
-    put(tags.states_P, pages, State.SHARED)
+def share_pages(tags: PageTags, pages: Tensor, which_N: Tensor) -> None:
+    """Written no more from here on; one that is free, or that a transfer may still write, stays what it is."""
+    put(tags.states_P, pages, State.SHARED, which_N & (_states(tags, pages) == State.HELD))
+
+
+def is_shared(tags: PageTags, pages: Tensor) -> Tensor:
+    """Which pages are written no more."""
+    return _states(tags, pages) == State.SHARED
 
 
 def free_all(tags: PageTags, first_generation: int) -> None:

@@ -97,8 +97,8 @@ class PageTagTracker:
 
     def cache(self, pages: Tensor, rows: Tensor, indices: Tensor) -> Held:
         held = page_events.held_by(self.expectations, rows, indices)
-        page_events.check_holder(self._arrays, pages, held, self._event(rows))
-        page_events.share_pages(self.tags, pages)
+        is_held = page_events.check_holder(self._arrays, pages, held, self._event(rows))
+        page_events.share_pages(self.tags, pages, is_held)
         return held
 
     def share(self, rows: Tensor, indices: Tensor, held: Held) -> None:
@@ -107,12 +107,18 @@ class PageTagTracker:
     def move(self, sources: Tensor, targets: Tensor, rows: Tensor, indices: Tensor) -> None:
         held = page_events.held_by(self.expectations, rows, indices)
         page_events.check_holder(self._arrays, sources, held, self._event(rows))
+        is_shared = page_events.is_shared(self.tags, sources)
         self.grant(targets, rows, indices, held.owners)
+        page_events.share_pages(self.tags, targets, is_shared)
         self.release(sources)
 
-    def fork(self, row: int, to_row: int, num_pages: int) -> None:
-        for array in (self.expectations.seals_RL, self.expectations.details_RL2):
-            array[to_row, :num_pages] = array[row, :num_pages]
+    def fork(self, row: int, to_row: int, pages: Tensor) -> None:
+        indices = torch.arange(len(pages), device=pages.device)
+        held = page_events.held_by(self.expectations, torch.full_like(indices, row), indices)
+        to_rows = torch.full_like(indices, to_row)
+        is_held = page_events.check_holder(self._arrays, pages, held, self._event(to_rows))
+        page_events.expect(self.expectations, to_rows, indices, held)
+        page_events.share_pages(self.tags, pages, is_held)
 
     def copied(self, sources: Tensor, rows: Tensor, indices: Tensor, to_rows: Tensor) -> None:
         held = page_events.held_by(self.expectations, rows, indices)
@@ -164,7 +170,7 @@ class PageTagTracker:
         own = twins.generations(self._next_generations(len(pages)), len(pages), pages.device)
         kept = Held(generations=own, owners=held.owners.to(own.device), indices=held.indices.to(own.device))
         page_events.accept_arrived(self._arrays, pages, kept, checksums, self._event(-1))
-        page_events.share_pages(self.tags, pages)
+        page_events.set_states(self.tags, pages, of=State.AWAITING, to=State.SHARED)
         return kept
 
     def own_pages(self, row: int, first: int, pages: Tensor) -> Tensor:

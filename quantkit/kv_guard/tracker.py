@@ -136,10 +136,10 @@ class Tracker(Protocol):
         """A row begins with cached pages: it expects what the node kept, whatever lies there by now."""
 
     def move(self, sources: "Tensor", targets: "Tensor", rows: "Tensor", indices: "Tensor") -> None:
-        """The content of pages was copied to free ones, and the sources are given up."""
+        """The content of pages was copied to free ones, and the sources are given up. Who shares them is told anew."""
 
-    def fork(self, row: int, to_row: int, num_pages: int) -> None:
-        """Another row reads the first pages of a row."""
+    def fork(self, row: int, to_row: int, pages: "Tensor") -> None:
+        """Another row reads the first pages of a row, which they must be, and neither writes them any more."""
 
     def copied(self, sources: "Tensor", rows: "Tensor", indices: "Tensor", to_rows: "Tensor") -> None:
         """Rows' pages were copied for other rows, as where a fork writes on: they must have been the former's."""

@@ -322,7 +322,7 @@ OUTSIDE = pytest.mark.parametrize("page", [-1, 16, 1 << 40])
 
 
 @OUTSIDE
-@pytest.mark.parametrize("call", ["cache", "move", "copied", "sent", "send", "arrive", "reserve", "store"])
+@pytest.mark.parametrize("call", ["cache", "move", "copied", "sent", "send", "fork", "arrive", "reserve", "store"])
 def test_who_holds_or_is_given_a_page_that_the_pool_does_not_have(call, page):
     """Once transfers were announced, too. It is a violation, and no other page is another."""
     pool = Pool()
@@ -337,6 +337,7 @@ def test_who_holds_or_is_given_a_page_that_the_pool_does_not_have(call, page):
         "move": (pages, numbers(page), row, index),
         "copied": (pages, row, index, numbers(1)),
         "arrive": (pages, row, index, numbers(5)),
+        "fork": (0, 1, pages),
         "reserve": (pages,),
         "store": (pages, held, numbers(5)),
     }

@@ -16,6 +16,7 @@ from quantkit.kv_guard.dispatch import (
     NEVER,
     PLACE_MASK,
     SPOILED,
+    UNARRIVED,
     Captured,
     Check,
     Expectations,
@@ -105,19 +106,34 @@ def spoil_touched(arrays: PageArrays, pages: Tensor) -> None:
     put(arrays.tags.seals_P, pages, twins.mark_of(pages) ^ SPOILED, read(arrays.touched_P, pages, False))
 
 
+def await_pages(tags: PageTags, pages: Tensor) -> None:
+    """Pages are held and a transfer will write there: nobody reads them before. What is wrong already stays so."""
+    is_whole = twins.found_words(tags, pages)[Word.FOUND_SEAL] == twins.record_seals(read(tags.records_P3, pages, 0))
+    is_held = _states(tags, pages) == State.HELD
+    put(tags.seals_P, pages, twins.mark_of(pages) ^ UNARRIVED, is_held & is_whole)
+    put(tags.states_P, pages, State.AWAITING, is_held)
+
+
 def drain(arrays: PageArrays, pages: Tensor) -> None:
-    """Nothing is on its way to pages any more."""
-    set_states(arrays.tags, pages, of=State.AWAITING, to=State.HELD)
+    """Nothing is on its way to pages any more. Where nothing has come their holder may fill them himself."""
+    tags = arrays.tags
+    seals = twins.record_seals(read(tags.records_P3, pages, 0)) ^ twins.mark_of(pages)
+    put(tags.seals_P, pages, seals, twins.found_words(tags, pages)[Word.FOUND_SEAL] == UNARRIVED)
+    set_states(tags, pages, of=State.AWAITING, to=State.HELD)
     put(arrays.dirty_P, pages, False)
 
 
 def reserve_pages(arrays: PageArrays, pages: Tensor, event: Event) -> None:
-    """Free pages are taken for no row; one that is held is a violation. Their tags are those that will land."""
+    """Free pages are taken for no row; one that is held is a violation. Their tags are those that will land.
+
+    Who held one reads nothing there any more, as it will be overwritten.
+    """
     check_untouched(arrays, pages, event, 0)
     is_held = _states(arrays.tags, pages) != State.FREE
     words = {Word.STEP: event.step, Word.CHECK: Check.GRANT, Word.ROW: event.rows}
     twins.append_lines(arrays.ring, is_held, words | twins.found_words(arrays.tags, pages))
     put(arrays.tags.states_P, pages, State.AWAITING)
+    put(arrays.tags.seals_P, pages, twins.mark_of(pages) ^ UNARRIVED)
 
 
 def held_by(expectations: Expectations, rows: Tensor, indices: Tensor) -> Held:
@@ -173,9 +189,9 @@ def read_again(captured: Captured, step: Step, size: PoolSize) -> None:
 def accept_arrived(arrays: PageArrays, pages: Tensor, held: Held, checksums: Tensor | None, event: Event) -> None:
     """Owner and index of what landed are those of the pages that were granted for it; generations are local.
 
-    A whole tag bears the mark of some page. One that is exactly what was granted here has not been overwritten: the
-    transfer has not landed. A checksum is compared with that of the tag. What is right becomes ours: its own generation
-    and mark, the checksum stays. What is wrong is left as it is, and fails every check from here on.
+    A whole tag bears the mark of some page. One that is exactly what was granted here, or was announced, has not been
+    overwritten: the transfer has not landed. A checksum is compared with that of the tag. What is right becomes ours:
+    its own generation and mark, the checksum stays. What is wrong is left as it is, and fails every check from here on.
     """
     tags = arrays.tags
     records = read(tags.records_P3, pages, 0)
@@ -185,15 +201,15 @@ def accept_arrived(arrays: PageArrays, pages: Tensor, held: Held, checksums: Ten
     is_whole = (came_from >= 0) & (came_from < MOST_PAGES)
     is_same = (records[:, 1] == held.owners) & ((records[:, 2] & PLACE_MASK) == held.indices)
     is_held = _states(tags, pages) > State.FREE
-    has_come = is_held & is_whole & is_same & (found[Word.FOUND_SEAL] != seals)
+    is_other = (found[Word.FOUND_SEAL] != seals) & (found[Word.FOUND_SEAL] != UNARRIVED)
+    has_come = is_held & is_whole & is_same & is_other
     words = _holder_words(held, seals, event) | found
     twins.append_lines(arrays.ring, ~has_come, words | {Word.CHECK: Check.ARRIVAL})
     sent = (records[:, 2] >> 32) & PLACE_MASK
     is_right = has_come if checksums is None else has_come & (sent == checksums.long())
     if checksums is not None:
-        is_other = has_come & ~is_right
         words |= {Word.CHECK: Check.CONTENT, Word.DETAIL: checksums.long()}
-        twins.append_lines(arrays.ring, is_other, words)
+        twins.append_lines(arrays.ring, has_come & ~is_right, words)
     ours = torch.stack((held.generations, held.owners, held.indices | (records[:, 2] & ~PLACE_MASK)), 1)
     put(tags.records_P3, pages, ours, is_right)
     put(tags.seals_P, pages, seals ^ twins.mark_of(pages), is_right)
@@ -204,12 +220,14 @@ def own_pages(arrays: PageArrays, row: int, first: int, pages: Tensor) -> Tensor
     """Of a row's places from ``first`` on that are named ``pages``, which pages are theirs: int64 [N], -1 for none.
 
     The page that is named, if it is what is expected; else whichever is; else, again, the one that is named, if it is
-    held and its tag is expected by no row: what lies there was written over it.
+    held and its tag is expected by no row: what lies there was written over it. One that waits for a transfer is whose
+    it was when that was announced.
     """
     tags, expected = arrays.tags, arrays.expectations
     indices = torch.arange(first, first + len(pages), device=pages.device)
     seals = read(expected.seals_RL.view(-1), places_of(expected, torch.full_like(indices, row), indices), NEVER)
     unmarked = tags.seals_P ^ twins.mark_of(torch.arange(tags.num_pages, device=pages.device))
+    unmarked = torch.where(unmarked == UNARRIVED, twins.record_seals(tags.records_P3), unmarked)
     ordered, order = unmarked.sort()
     at = torch.searchsorted(ordered, seals).clamp(max=tags.num_pages - 1)
     is_granted = ~twins.is_nothing(seals)

@@ -139,7 +139,7 @@ class PageTagTracker:
 
     def announce(self, pages: Tensor) -> None:
         self._has_transfers = True
-        page_events.set_states(self.tags, pages, of=State.HELD, to=State.AWAITING)
+        page_events.await_pages(self.tags, pages)
 
     def drained(self, pages: Tensor) -> None:
         page_events.drain(self._arrays, pages)

@@ -154,10 +154,15 @@ class Tracker(Protocol):
         """Every page is free and every row empty, as after a flush of the cache."""
 
     def announce(self, pages: "Tensor") -> None:
-        """Granted pages are a transfer's: it may write there until `arrive`, or until it is `drained`."""
+        """Granted pages are a transfer's: it may write there until `arrive`, or until it is `drained`.
+
+        Whoever reads or passes them on before is a violation: nothing has come there yet.
+        """
 
     def drained(self, pages: "Tensor") -> None:
         """A transfer was given up, and nothing of it is on its way to pages any more: they may be released.
+
+        Those to which nothing has come are their row's as before the announcement, which may compute them itself.
 
         Told too late it ends what a release before it began: that every later holder of the pages is a violation.
         """
@@ -174,7 +179,10 @@ class Tracker(Protocol):
     def land(self, pages: "Tensor", tags: "Tensor") -> None:
         """What a transfer does that brings tags along with the pages: it overwrites those that lie there.
 
-        Before the content, so that no step reads content of a transfer that was late without finding its tag.
+        Twice, before the content and behind it, of which the same comes twice. By the first no step reads content of a
+        late transfer without finding its tag. By the second content is found that came behind a release, and whatever
+        the page was granted for since, though the first tag had landed before it. Whoever says that a transfer has
+        arrived waits for the second: what lands behind `arrive` fails the next check.
         """
 
     def sent(self, pages: "Tensor", held: Held) -> None:

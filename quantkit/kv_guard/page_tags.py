@@ -131,6 +131,7 @@ class PageTagTracker:
         page_events.forget(self.expectations, rows, self._indices(rows) < firsts[:, None], NEVER)
 
     def clear(self) -> None:
+        self._verdicts.names.clear()
         self.expectations.seals_RL.fill_(NEVER)
         if self._has_transfers:
             every = torch.arange(self.tags.num_pages, device=self.tags.seals_P.device)
@@ -181,6 +182,11 @@ class PageTagTracker:
             raise KvGuardError(
                 f"a batch of {len(step.rows)} rows and {step.most_pages} pages, {self.settings.size} was said",
                 remedy="attach the guard with the sizes of this pool",
+            )
+        if self._launched is not None:
+            raise KvGuardError(
+                "a step was launched before the one ahead of it was checked behind it",
+                remedy="call after_step behind each step, in the order of its stream",
             )
         number = self._verdicts.step
         self._verdicts.launch()

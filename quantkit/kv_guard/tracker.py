@@ -79,7 +79,7 @@ class Step:
 class Verdict:
     """Of one step: ``lost`` violations had no room in the ring; ``aborted`` are the requests to end, by name.
 
-    Where violations were lost these are all that were open.
+    Where violations were lost these are all that were open. Steps ahead whose verdict was not asked for add theirs.
     """
 
     step: int
@@ -205,7 +205,10 @@ class Tracker(Protocol):
         """
 
     def before_step(self, step: Step) -> int:
-        """Check all pages that a batch will read; returns the number of the step."""
+        """Check all pages that a batch will read; returns the number of the step.
+
+        Raises KvGuardError for sizes that were not said, and where `after_step` of the step ahead was not called.
+        """
 
     def launched_pages(self) -> "Tensor":
         """Those that the step reads which `before_step` has launched, int64; -1 stands for none."""
@@ -217,10 +220,13 @@ class Tracker(Protocol):
         """
 
     def after_step(self) -> None:
-        """Check the same pages as they were at the launch of the oldest step that was not checked behind it yet."""
+        """Check the same pages behind the step, as they were at its launch."""
 
     def verdict(self, step: int) -> Verdict:
-        """Of a step whose result is at hand, before its tokens are released."""
+        """Of a step whose result is at hand, before its tokens are released.
+
+        Requests that only a verdict named which nobody asked for are in the next one, of whatever step.
+        """
 
     def settle(self) -> Verdict:
         """Of all since the last step: for a pool that runs none, as the host's memory. Waits for the device."""

@@ -492,4 +492,4 @@ def test_what_landed_in_a_page_that_was_released_is_no_arrival():
     decode.tracker.release(numbers(3))
     decode.tracker.land(numbers(3), prefill.tracker.lift(numbers(7)))
     decode.tracker.arrive(numbers(3), numbers(0), numbers(0))
-    assert [one[1:] for one in faults(decode.run(0))][0] == ("arrival", "r0", 3)
+    assert faults(decode.run(0))[0][1:] == ("arrival", "r0", 3)

@@ -6,11 +6,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from quantkit.kv_guard.dispatch import twins
 from quantkit.kv_guard.identity import PoolIdentity
 from quantkit.kv_guard.page_tags import PageTagTracker
 from quantkit.kv_guard.settings import GuardSettings, PoolSize
 from quantkit.kv_guard.simulation.run import one_thread
-from quantkit.kv_guard.tracker import Mode, Step
+from quantkit.kv_guard.tracker import Held, Mode, Step
 from tests.kv_guard.pools import numbers
 
 NUM_PAGES, NUM_ROWS, MOST_PAGES, PAGE_SIZE = 14, 4, 5, 4
@@ -21,7 +22,8 @@ class Books(RuleBasedStateMachine):
     """The right books of an engine, and what a broken one would put into its page table.
 
     ``lives`` numbers each use of a page. A row holds (page, life) pairs; what it reads passes where the table names
-    that page and its life has not ended. Owners differ from row to row, and from place to place.
+    that page, its life has not ended and nothing but its own content lies there. Owners differ from row to row, and
+    from place to place. ``events`` are the violations that the books themselves were told of.
     """
 
     @initialize(first=st.sampled_from([1, (1 << 63) - 9, (1 << 64) - 9]))
@@ -38,6 +40,13 @@ class Books(RuleBasedStateMachine):
         self.cached = []  # what nodes hold: (page, life, index, held)
         self.readers = {}  # of cached pages, by rows
         self.wrong = {}  # entries of the table that are not the row's own: the page that stands there
+        self.places = {}  # owner and logical index of each (page, life)
+        self.has_transfers = False
+        self.waiting, self.empty = set(), set()  # pages that a transfer may write; those of them that it has not begun
+        self.landed = {}  # owner and index of tags that lie where nobody has taken them for his own
+        self.dirty, self.touched = set(), set()  # pages as released while they waited; (page, life) that began so
+        self.reserved = {}  # what is expected of a copy, by pages
+        self.events = set()
         self.count = 0
 
     def _open(self, row):
@@ -46,11 +55,31 @@ class Books(RuleBasedStateMachine):
         self.tracker.open(row, f"r{self.count}")
         self.wrong = {place: page for place, page in self.wrong.items() if place[0] != row}
 
-    def _new_pages(self, count):
+    def _new_pages(self, count, row=None, first=None):
+        """For logical pages of a row, or to be reserved."""
         taken, self.free = self.free[:count], self.free[count:]
-        for page in taken:
+        for at, page in enumerate(taken):
             self.lives[page] += 1
+            if page in self.dirty or (self.has_transfers and page in self.landed):
+                self.touched.add((page, self.lives[page]))
+                self.events.add((row, None if row is None else first + at, "landing"))
+            self.landed.pop(page, None)
         return taken
+
+    def _is_whole(self, page, life):
+        """What lies there is what was granted, or what has arrived for it."""
+        is_there = page not in self.landed and page not in self.empty
+        return self.lives[page] == life and is_there and (page, life) not in self.touched
+
+    def _over(self, page):
+        """Released, or given up by a move."""
+        if page in self.waiting:
+            self.events.add((None, None, "landing"))
+            self.dirty.add(page)
+        self.waiting.discard(page)
+        self.empty.discard(page)
+        self.landed.pop(page, None)
+        self.lives[page] += 1
 
     def _write(self, row, index, page):
         self.table[row, index] = page
@@ -60,7 +89,7 @@ class Books(RuleBasedStateMachine):
         if pages:
             self.tracker.release(numbers(*pages))
             for page in pages:
-                self.lives[page] += 1
+                self._over(page)
             self.free += pages
 
     def _own(self, row, first=0):
@@ -73,14 +102,20 @@ class Books(RuleBasedStateMachine):
         if row not in self.rows:
             self._open(row)
         first = len(self.rows[row])
-        pages = self._new_pages(min(count, MOST_PAGES - first, len(self.free)))
+        pages = self._new_pages(min(count, MOST_PAGES - first, len(self.free)), row, first)
         if pages:
             indices = list(range(first, first + len(pages)))
             owners = [1_000 * self.count + 10 * row + index for index in indices]
             self.tracker.grant(numbers(*pages), numbers(*[row] * len(pages)), numbers(*indices), numbers(*owners))
-            for index, page in zip(indices, pages, strict=True):
+            for index, page, owner in zip(indices, pages, owners, strict=True):
                 self.rows[row].append((page, self.lives[page]))
+                self.places[page, self.lives[page]] = owner, index
                 self._write(row, index, page)
+
+    def _name(self, row, index, page, life):
+        """Who passes on what is not his is named."""
+        if not self._is_whole(page, life):
+            self.events.add((row, index, "holder"))
 
     @precondition(lambda self: any(self.rows.values()))
     @rule(data=st.data())
@@ -93,6 +128,7 @@ class Books(RuleBasedStateMachine):
             page, life = self.rows[row][index]
             if self.lives[page] != life:
                 return
+            self._name(row, index, page, life)
             held = self.tracker.cache(numbers(page), numbers(row), numbers(index))
             self.cached.append((page, life, index, held))
 
@@ -149,11 +185,13 @@ class Books(RuleBasedStateMachine):
         able = [at for at, (page, life) in enumerate(self.rows[row]) if page in own and self.lives[page] == life]
         if able:
             index = data.draw(st.sampled_from(able))
-            source = self.rows[row][index][0]
-            (target,) = self._new_pages(1)
+            source, life = self.rows[row][index]
+            self._name(row, index, source, life)
+            (target,) = self._new_pages(1, row, index)
             self.tracker.move(numbers(source), numbers(target), numbers(row), numbers(index))
             self.rows[row][index] = target, self.lives[target]
-            self.lives[source] += 1
+            self.places[target, self.lives[target]] = self.places[source, life]
+            self._over(source)
             self.free.append(source)
             self._write(row, index, target)
 
@@ -168,15 +206,91 @@ class Books(RuleBasedStateMachine):
         self._open(to_row)
         self.tracker.fork(row, to_row, numbers(*[page for page, _ in self.rows[row][:count]]))
         self.rows[to_row] = self.rows[row][:count]
-        for index in range(count):
-            self._write(to_row, index, self.rows[row][index][0])
+        for index, (page, life) in enumerate(self.rows[to_row]):
+            self._name(to_row, index, page, life)
+            self._write(to_row, index, page)
+
+    @precondition(lambda self: any(self.rows.values()))
+    @rule(data=st.data())
+    def announce(self, data):
+        """A page that no node holds."""
+        row = data.draw(st.sampled_from([row for row, pages in self.rows.items() if pages]))
+        own = [page for page in self._own(row) if (page, self.lives[page]) in self.rows[row]]
+        if own:
+            page = data.draw(st.sampled_from(own))
+            self.tracker.announce(numbers(page))
+            self.has_transfers = True
+            self.waiting.add(page)
+            if self._is_whole(page, self.lives[page]):
+                self.empty.add(page)
+
+    @precondition(lambda self: self.free)
+    @rule()
+    def reserve(self):
+        (page,) = self._new_pages(1)
+        self.has_transfers = True
+        self.tracker.reserve(numbers(page))
+        self.count += 1
+        self.reserved[page] = self.places[page, self.lives[page]] = 1_000 * self.count + 999, 0
+        self.waiting.add(page)
+        self.empty.add(page)
+
+    @precondition(lambda self: self.has_transfers)
+    @rule(page=st.integers(0, NUM_PAGES - 1), is_right=st.booleans())
+    def land(self, page, is_right):
+        """What was sent for the page as it is now, or somebody's; announced, or late."""
+        owner, index = self.places.get((page, self.lives[page]), (7, 0)) if is_right else (7, 0)
+        record = numbers(3 + self.count, owner, index)
+        seal = twins.record_seals(record[None]) ^ twins.mark_of(numbers(5))
+        self.tracker.land(numbers(page), torch.cat((seal, record))[None])
+        self.landed[page] = owner, index
+        self.empty.discard(page)
+
+    @precondition(lambda self: self.has_transfers and any(self.rows.values()))
+    @rule(data=st.data())
+    def arrive(self, data):
+        row = data.draw(st.sampled_from([row for row, pages in self.rows.items() if pages]))
+        index = data.draw(st.integers(0, len(self.rows[row]) - 1))
+        page, life = self.rows[row][index]
+        if self.lives[page] == life:
+            self.tracker.arrive(numbers(page), numbers(row), numbers(index))
+            self._arrived(page, self.places[page, life], row, index)
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data())
+    def store(self, data):
+        page = data.draw(st.sampled_from(sorted(self.reserved)))
+        owner, index = place = self.reserved.pop(page)
+        sent = Held(generations=numbers(1), owners=numbers(owner), indices=numbers(index))
+        held = self.tracker.store(numbers(page), sent)
+        self._arrived(page, place)
+        self.cached.append((page, self.lives[page], index, held))
+
+    def _arrived(self, page, place, row=None, index=None):
+        """What has come is the page's own if it is what was sent for it."""
+        if self.landed.get(page) == place:
+            del self.landed[page]
+        else:
+            self.events.add((row, index, "arrival"))
+        self.waiting.discard(page)
+
+    @precondition(lambda self: self.waiting | self.dirty)
+    @rule(data=st.data())
+    def drained(self, data):
+        page = data.draw(st.sampled_from(sorted(self.waiting | self.dirty)))
+        self.tracker.drained(numbers(page))
+        for pages in (self.waiting, self.dirty):
+            pages.discard(page)
+        if page not in self.reserved:  # there is nobody who could fill it instead
+            self.empty.discard(page)
 
     @rule()
     def clear(self):
         self.tracker.clear()
-        self.rows, self.cached, self.wrong = {}, [], {}
+        self.rows, self.cached, self.wrong, self.reserved = {}, [], {}, {}
         self.free = list(range(NUM_PAGES))
-        self.lives = [life + 1 for life in self.lives]
+        for page in self.free:
+            self._over(page)
 
     @precondition(lambda self: any(self.rows.values()))
     @rule(data=st.data(), page=st.integers(-1, NUM_PAGES))
@@ -199,11 +313,11 @@ class Books(RuleBasedStateMachine):
         )
         self.tracker.after_step()
         found = {(one.row, one.evidence.index, one.check) for one in self.tracker.verdict(number).violations}
-        expected = set()
+        expected, self.events = self.events, set()
         for row in rows:
             for index, (page, life) in enumerate(self.rows[row]):
                 read = self.wrong.get((row, index), page)
-                if read != page or self.lives[page] != life:
+                if read != page or not self._is_whole(page, life):
                     expected |= {(row, index, "before_step")}
                     expected |= {(row, index, "after_step")} if read != -1 else set()  # no page, and named before
         assert found == expected

@@ -26,11 +26,9 @@ class Inbox:
 
     def take(self, pages: Tensor, tracker: PageTagTracker) -> None:
         """Put what came over the tags of pages, and empty their places. Where nothing came nothing changes."""
-        tags, seals = tracker.tags, self._seals_P[pages]
-        has_come = seals != 0
+        seals = self._seals_P[pages]
         wire = torch.cat((seals[:, None], self._records_P3[pages]), 1)
-        lies = torch.cat((tags.seals_P[pages][:, None], tags.records_P3[pages]), 1)
-        tracker.land(pages, torch.where(has_come[:, None], wire, lies))
+        tracker.land(pages, torch.where((seals != 0)[:, None], wire, tracker.lift(pages)))
         self.empty(pages)
 
     def take_late(self, tracker: PageTagTracker) -> None:

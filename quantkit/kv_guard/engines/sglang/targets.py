@@ -164,6 +164,13 @@ TARGETS: tuple[Target, ...] = (
     ),
     _target(
         Kind.BEFORE,
+        "disaggregation.decode.DecodeTransferQueue._release_request",
+        "self, decode_req",
+        "transfers.given_up",
+        "a transfer's pages are given back without having been read",
+    ),
+    _target(
+        Kind.BEFORE,
         "mem_cache.common.backup_kv_cache",
         _BACKUP,
         "transfers.backed_up",
@@ -214,6 +221,11 @@ TARGETS: tuple[Target, ...] = (
     _called("managers.schedule_batch.Req.update_finish_state", "self, new_accepted_len=", "end a request"),
     _called("managers.schedule_batch.FINISH_ABORT.__init__", "self, message=, status_code=, err_type=", "say why"),
     _called("disaggregation.utils._is_fake_transfer", "req", "is nothing sent?"),
+    _called(
+        "disaggregation.common.conn.CommonKVManager.is_abort_release_safe",
+        "self, bootstrap_room, required_acks",
+        "has each server said that it writes no more?",
+    ),
     _called("layers.dp_attention.get_dp_tp_group", "", "ranks that run the same batches"),
 )
 

@@ -153,3 +153,34 @@ def test_a_step_reads_what_has_not_come(serve):
     assert Fault.NOT_ARRIVED in faults(decode.serving)
     assert len(req.output_ids) == 1
     decode.assert_ended("d1")
+
+
+@pytest.mark.parametrize(("max_new", "is_written"), [(4, False), (2, True)])
+def test_what_lands_while_the_last_step_of_a_request_that_has_ended_runs(serve, max_new, is_written):
+    """Steps overlap: its pages are another's by then, who is ended where that step stored a token in one of them."""
+    (first_sent, first_token), (sent, token) = prefill(serve, [PROMPT, OTHERS])
+    decode = Failing(serve, overlap=True, disable_radix_cache=True)
+    serving = decode.serving
+    first = decode.reserve(1, max_new=max_new)
+    write(serving, pages_of(serving, first), first_sent)
+    decode.commit(first, first_token)
+    decode.admit(first)
+    launched = serving.decode(first)
+    for _ in range(max_new - 2):
+        behind = serving.decode(first, behind=launched)
+        serving.process(launched)
+        launched = behind
+    stale = pages_of(serving, first)[:4]
+    serving.before_compute.append(lambda: write(serving, stale, sent))
+    behind = serving.decode(first, behind=launched)
+    serving.before_compute.clear()
+    serving.process(launched)
+    assert first.finished()
+    second = decode.reserve(2, OTHERS)
+    assert pages_of(serving, second) == stale
+    decode.commit(second, token)
+    decode.admit(second)
+    serving.process(behind)
+    serving.finish(second)
+    decode.assert_ended(*(["d2"] if is_written else []))
+    assert bool(faults(serving)) == is_written

@@ -15,12 +15,14 @@ its registry of hooks (targets.py: which, by which parameters, what for), and no
 |---|---|
 | `ReqToTokenPool.alloc`, `free_rows` (a decode server: `DecodeReqToTokenPool.alloc`, `free`) | open, close |
 | `alloc_for_extend`, `alloc_for_decode`, `alloc_for_spec_decode`, `_pre_alloc` | grant of the pages that begin there |
+| `_pre_alloc`, but for a warm-up | announce (transfers.py) |
 | `_release_page_ids`, where all ways of freeing a page end (`free` of single slots) | release |
 | `UnifiedRadixCache.insert` within a checkpoint: pages behind what the tree had | cache; the answer is kept |
 | the same: pages that the tree had, which the request reads from then on | share, of what was kept |
 | `alloc_for_extend`, `_pre_alloc` of a request that begins with a cached prefix | share, of what was kept |
-| `_commit_transfer_to_req` | land, arrive (transfers.py) |
-| `backup_kv_cache` of a decode server: a request goes to the host | send, whose tags stay here |
+| `_commit_transfer_to_req` | land, arrive |
+| `_release_request`, where SGLang knows that nothing is on its way; `restore_kv_cache` | drained |
+| `backup_kv_cache` of a decode server: a request goes to the host | holds; its tags stay here |
 | `clear` | clear |
 | `ModelRunner.forward` under `Scheduler.run_batch` | the events above, before_step, check_writes; after_step |
 | `Scheduler.process_batch_result` | verdict |

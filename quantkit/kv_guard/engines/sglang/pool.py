@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantkit.kv_guard.engines.sglang.events import Events
+from quantkit.kv_guard.engines.sglang.events import WaitingEvents
 from quantkit.kv_guard.engines.sglang.inbox import Inbox
 from quantkit.kv_guard.engines.sglang.kept_pages import KeptPages
 from quantkit.kv_guard.engines.sglang.prefixes import Prefixes, salt_of
@@ -45,9 +45,9 @@ class GuardedPool:
         self.page_size = settings.size.page_size
         self._num_pages = settings.size.num_pages
         self.tracker = PageTagTracker(settings, device)
-        self.events = Events(device)
+        self.events = WaitingEvents(device)
         self.kept = KeptPages(settings.size.num_pages, device)
-        self.inbox = Inbox(settings.size.num_pages, device) if receives else None
+        self.inbox = Inbox(settings.size.num_pages, settings.size.num_rows, device) if receives else None
         self.prefixes: dict[int, Prefixes] = {}  # by row
 
     def open(self, row: int, request: Any) -> None:
@@ -62,6 +62,8 @@ class GuardedPool:
         """A row that is given back; one that was never opened, as at start, is nobody's."""
         if self.prefixes.pop(row, None) is not None:
             self.events.add(self.tracker.close, row)
+            if self.inbox is not None:
+                self.inbox.end(row)
 
     def grant(self, slots: Tensor, pages: NewPages, *, awaits: bool = False) -> None:
         """``slots`` were handed out by the allocator; ``awaits`` a transfer, which may have come already."""

@@ -6,6 +6,29 @@ decode server has an inbox for each page. What lies there is taken when the tran
 compared (`PageTagTracker.arrive`). What comes to a page that a step reads, and that expects no transfer, is put over
 the page's own tag ahead of the check behind that step, which then fails: a late write is seen before the step's tokens
 are sent.
+
+**Tags are sent once**, behind the layers' buffers. A second tag behind the content would say that content came late
+whose first tag came in time; but of one list nothing is known to land last. Mooncake hands all entries of a chunk to
+its engine as one batch (`batch_transfer_sync`), or one thread a layer, and NIXL as one list of descriptors: engines cut
+them up and spread them over queues and adapters, which promise no order among one another. Nor would tags in front be
+safe: both backends tell the other server the size of the first entry as that of a page.
+
+**A page is announced** when it is reserved (but for a warm-up), so that nobody reads it before its transfer is said to
+be complete, and nobody is given it after a release that came too early, wherever content and tags are by then. SGLang
+0.5.23 gives the pages of a failed transfer back in `_release_request` alone, and these are the ways that lead there:
+
+| a transfer | is over, as SGLang knows it |
+|---|---|
+| was complete, and what came beside the pages was another's | by the success of all ranks that sent |
+| failed, or was aborted, or timed out | when each rank that was told of the pages has acknowledged the abort |
+| failed before a server was told of the pages | at once: there is nobody who could write |
+| the same, and a rank has not acknowledged within 30 seconds | never: the pages are given back all the same |
+| the same, and SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE is 0 | never: they are given back at once |
+| was never sent: a retraction comes back from the host, a warm-up | the pages are filled, or are not announced |
+
+The two that say never are violations of kind 1, in every mode. Whoever has such a page next is named. Who has it after
+him is guarded by tags alone: nobody will ever say that it is over, as where the other server is gone, and a pool whose
+pages nobody may have any more would be the end of this server.
 """
 
 import importlib

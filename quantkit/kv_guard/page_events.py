@@ -239,7 +239,8 @@ def own_pages(arrays: PageArrays, row: int, first: int, pages: Tensor) -> Tensor
     is_inside = twins.is_in(pages, tags.num_pages)
     named = torch.where(is_inside, pages, 0)
     is_expected = torch.isin(unmarked[named], expected.seals_RL)
-    is_nobodys = is_granted & (tags.states_P[named] == State.HELD) & ~is_expected
+    states = tags.states_P[named]
+    is_nobodys = is_granted & ((states == State.HELD) | (states == State.AWAITING)) & ~is_expected
     elsewhere = torch.where(is_somewhere, order[at], torch.where(is_inside & is_nobodys, pages, -1))
     return torch.where(is_granted & is_inside & (unmarked[named] == seals), pages, elsewhere)
 

@@ -163,6 +163,10 @@ class PageTagTracker:
     def sent(self, pages: Tensor, held: Held) -> None:
         page_events.check_holder(self._arrays, pages, held, self._event(-1))
 
+    def holds(self, pages: Tensor, rows: Tensor, indices: Tensor) -> Tensor:
+        held = page_events.held_by(self.expectations, rows, indices)
+        return page_events.check_holder(self._arrays, pages, held, self._event(-1))
+
     def arrive(self, pages: Tensor, rows: Tensor, indices: Tensor, checksums: Tensor | None = None) -> None:
         held = page_events.held_by(self.expectations, rows, indices)
         page_events.accept_arrived(self._arrays, pages, held, checksums, self._event(rows))

@@ -191,6 +191,12 @@ class Tracker(Protocol):
     def sent(self, pages: "Tensor", held: Held) -> None:
         """A transfer has read the pages: they must be what was sent until now."""
 
+    def holds(self, pages: "Tensor", rows: "Tensor", indices: "Tensor") -> "Tensor":
+        """Which pages are what rows hold there, bool [N], as where they leave the pool without their tags.
+
+        Each that is not is a violation without a name, since who asks has it at hand.
+        """
+
     def arrive(self, pages: "Tensor", rows: "Tensor", indices: "Tensor", checksums: "Tensor | None" = None) -> None:
         """A transfer to a row's pages is said to be complete: what landed must be what the row expects."""
 
@@ -253,7 +259,7 @@ class NullTracker:
         raise AssertionError("nothing is guarded: ask for is_on first")
 
     open = close = grant = release = cache = share = move = fork = copied = truncate = prune = clear = _never
-    announce = drained = reserve = send = lift = land = sent = arrive = store = own_pages = _never
+    announce = drained = reserve = send = lift = land = sent = holds = arrive = store = own_pages = _never
     before_step = launched_pages = check_writes = after_step = verdict = settle = _never
 
 

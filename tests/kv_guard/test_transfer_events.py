@@ -529,6 +529,28 @@ def test_what_a_row_may_give_back_while_it_waits_for_a_transfer():
     assert decode.tracker.own_pages(1, 0, numbers(3)).tolist() == [5]
 
 
+def test_a_row_gives_back_a_page_that_waits_and_was_written_to():
+    """A step that ran ahead of the transfer stored its token there."""
+    pool = Pool()
+    pool.begin(0, range(6), [3, 4])
+    pool.tracker.announce(numbers(3, 4))
+    pool.launch(0)
+    write(pool, 4 * PAGE_SIZE + 1, 0, 5)
+    pool.tracker.after_step()
+    assert pool.tracker.own_pages(0, 0, numbers(3, 4)).tolist() == [3, 4]
+
+
+def test_what_a_row_holds():
+    """The second page is another's, and the third the row was never granted."""
+    pool = Pool()
+    pool.begin(0, range(6), [3, 4])
+    pool.begin(1, range(50, 56), [5, 6])
+    holds = pool.tracker.holds(numbers(3, 6, 7), numbers(0, 0, 0), numbers(0, 1, 2))
+    assert holds.tolist() == [True, False, False]
+    found = [(one.fault, one.check, one.request, one.evidence.page) for one in pool.tracker.settle().violations]
+    assert [one[1:] for one in found] == [("holder", None, 6), ("holder", None, 7)]
+
+
 def test_what_landed_in_a_page_that_was_released_is_no_arrival():
     prefill, decode = Pool(), Pool()
     for pool, page in ((prefill, 7), (decode, 3)):

@@ -71,12 +71,18 @@ class Serving:
         for queue in (prealloc, transfers):
             queue.req_to_token_pool, queue.token_to_kv_pool_allocator = self.rows, self.allocator
             queue.tree_cache, queue.scheduler = self.tree, self.scheduler
+        transfers.enable_staging = transfers.enable_host_receive = False
+        transfers.req_to_metadata_buffer_idx_allocator = SimpleNamespace(free=lambda index: None)
+        transfers.metadata_buffers = SimpleNamespace(clear_slot=lambda index: None)
         return prealloc, transfers
 
-    def commit(self, transfers, req, token):
-        """A transfer is said to be complete, with the token that the other server made."""
-        transfers.metadata_buffers = SimpleNamespace(get_buf=lambda index: ([token],))
-        transfers._commit_transfer_to_req(SimpleNamespace(req=req, metadata_buffer_index=0))
+    def commit(self, transfers, req, token, room=None):
+        """A transfer is said to be complete, with the other server's token, made in ``room`` (None: its own)."""
+        sent = [token], [req.bootstrap_room if room is None else room]
+        transfers.metadata_buffers = SimpleNamespace(get_buf=lambda index: sent)
+        decode_req = SimpleNamespace(req=req, metadata_buffer_index=0, kv_receiver=SimpleNamespace())
+        transfers._commit_transfer_to_req(decode_req)
+        return decode_req
 
     def make_allocator(self, num_pages):
         if self.page_size == 1:

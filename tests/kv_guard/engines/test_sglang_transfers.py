@@ -12,6 +12,7 @@ from tests.kv_guard.engines.small_sglang.places import srt
 
 PROMPT = list(range(10, 23))  # three pages, and a token
 SIZE = 4
+PREFILL_RANKS = 2
 
 
 def pages_of(serving, req, first=0):
@@ -54,6 +55,9 @@ class Decode:
     def __init__(self, serve, **options):
         self.serving = serve(disaggregation_mode="decode", num_pages=40, **options)
         self.prealloc, self.transfers = self.serving.make_queues()
+        kind = srt("disaggregation.common.conn").CommonKVManager
+        self.manager = kind.__new__(kind)
+        self.manager._deferred_abort_ack_tracker, self.manager._deferred_abort_generation = {}, 0
 
     def reserve(self, room, prompt=PROMPT, max_new=5, prefix=0):
         req = self.serving.submit(f"d{room}", prompt, max_new, bootstrap_room=room, bootstrap_host="p")
@@ -68,6 +72,18 @@ class Decode:
 
     def commit(self, req, token):
         self.serving.commit(self.transfers, req, token)
+
+    def fail(self, req, *, acks=PREFILL_RANKS, was_told=True):
+        """Of the other server ``acks`` ranks say that they write no more, until the pages are given back."""
+        receiver = SimpleNamespace(
+            kv_mgr=self.manager,
+            bootstrap_infos=[{}] * PREFILL_RANKS if was_told else None,
+            clear=lambda: None,
+        )
+        generation = self.manager.register_deferred_abort_room(req.bootstrap_room)
+        for rank in range(acks):
+            self.manager.note_abort_ack(req.bootstrap_room, rank, generation)
+        self.transfers._do_release(SimpleNamespace(req=req, kv_receiver=receiver), 0)
 
     def admit(self, req):
         """As a prebuilt batch: the cache may take the prompt."""
@@ -166,14 +182,17 @@ def test_anothers_pages_land(serve):
 
 
 def test_a_late_write_to_pages_that_were_granted_anew(serve):
-    """Kind 1: an aborted request's pages are freed, granted to another that runs, and then its transfer lands."""
+    """Kind 1: an aborted request's pages are freed, granted to another that runs, and then its transfer lands.
+
+    Though the other server had said that it writes no more.
+    """
     others = [200 + place for place in range(13)]
     (sent, _), (other, token) = prefill(serve, [PROMPT, others])
     decode = Decode(serve)
     serving = decode.serving
     aborted = decode.reserve(1)
     stale = pages_of(serving, aborted)
-    srt("mem_cache.common").release_kv_cache(aborted, serving.tree, checkpoint=False)
+    decode.fail(aborted)
     req = decode.reserve(2, others)
     assert set(pages_of(serving, req)) == set(stale)
     write(serving, pages_of(serving, req), other)
@@ -193,7 +212,7 @@ def test_a_write_to_free_pages_concerns_nobody(serve):
     serving = decode.serving
     gone = decode.reserve(1)
     stale = pages_of(serving, gone)
-    srt("mem_cache.common").release_kv_cache(gone, serving.tree, checkpoint=False)
+    decode.fail(gone)
     write(serving, stale, sent)
     local = serving.submit("local", [*range(1, 10)], 6)
     serving.step(local)

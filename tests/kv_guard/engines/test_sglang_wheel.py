@@ -15,8 +15,10 @@ from quantkit.kv_guard.engines.sglang.targets import ROOT, TARGETS, parameters_o
 from tests.kv_guard.engines.serving_parts import UNGUARDED
 from tests.kv_guard.engines.small_sglang import places
 from tests.kv_guard.engines.test_sglang_faults import *  # noqa: F403  the same scenarios
+from tests.kv_guard.engines.test_sglang_given_up import *  # noqa: F403
 from tests.kv_guard.engines.test_sglang_hooks import *  # noqa: F403
 from tests.kv_guard.engines.test_sglang_retraction import *  # noqa: F403
+from tests.kv_guard.engines.test_sglang_shared import *  # noqa: F403
 from tests.kv_guard.engines.test_sglang_transfers import *  # noqa: F403
 from tests.kv_guard.engines.wheel import enter, folder
 from tests.kv_guard.engines.wheel_serving import MINIATURE, WheelServing, install

@@ -23,7 +23,7 @@ _NOT_ENTERED = ("sglang", "sglang.srt.configs")
 _ABSENT = {
     *("IPython", "PIL", "aiohttp", "compressed_tensors", "einops", "fastapi", "huggingface_hub", "msgspec", "numba"),
     *("openai", "orjson", "partial_json_parser", "prometheus_client", "pybase64", "pydantic", "requests", "scipy"),
-    *("sentencepiece", "starlette", "torchao", "torchvision", "tqdm", "transformers", "tvm_ffi", "zmq"),
+    *("sentencepiece", "starlette", "torchao", "torchvision", "tqdm", "transformers", "tvm_ffi", "xgrammar", "zmq"),
 }
 
 

@@ -79,20 +79,20 @@ class WheelServing(Serving):
         transfers.spec_algorithm = self.speculation
         return prealloc, transfers
 
-    def commit(self, transfers, req, token):
+    def commit(self, transfers, req, token, room=None):
         sent = [None] * 14
         sent[0], sent[1], sent[-1] = (
             torch.tensor([token]),
             torch.zeros(8, dtype=torch.int64),
-            torch.tensor([req.bootstrap_room]),
+            torch.tensor([req.bootstrap_room if room is None else room]),
         )
         transfers.metadata_buffers = SimpleNamespace(get_buf=lambda index: tuple(sent))
         receiver = SimpleNamespace(clear=lambda: None)
-        transfers._commit_transfer_to_req(
-            SimpleNamespace(
-                req=req, metadata_buffer_index=0, kv_receiver=receiver, prefix_match=None, is_rebootstrap=False
-            )
+        decode_req = SimpleNamespace(
+            req=req, metadata_buffer_index=0, kv_receiver=receiver, prefix_match=None, is_rebootstrap=False
         )
+        transfers._commit_transfer_to_req(decode_req)
+        return decode_req
 
     def make_request(self, rid, tokens, max_new, **names):
         params = places.srt("sampling.sampling_params").SamplingParams(max_new_tokens=max_new, ignore_eos=True)

@@ -15,12 +15,14 @@ its registry of hooks (targets.py: which, by which parameters, what for), and no
 |---|---|
 | `ReqToTokenPool.alloc`, `free_rows` (a decode server: `DecodeReqToTokenPool.alloc`, `free`) | open, close |
 | `alloc_for_extend`, `alloc_for_decode`, `alloc_for_spec_decode`, `_pre_alloc` | grant of the pages that begin there |
+| `_pre_alloc`, but for a warm-up | announce (transfers.py) |
 | `_release_page_ids`, where all ways of freeing a page end (`free` of single slots) | release |
 | `UnifiedRadixCache.insert` within a checkpoint: pages behind what the tree had | cache; the answer is kept |
 | the same: pages that the tree had, which the request reads from then on | share, of what was kept |
 | `alloc_for_extend`, `_pre_alloc` of a request that begins with a cached prefix | share, of what was kept |
-| `_commit_transfer_to_req` | land, arrive (transfers.py) |
-| `backup_kv_cache` of a decode server: a request goes to the host | send, whose tags stay here |
+| `_commit_transfer_to_req` | land, arrive |
+| `_release_request`, where SGLang knows that nothing is on its way; `restore_kv_cache` | drained |
+| `backup_kv_cache` of a decode server: a request goes to the host | holds; its tags stay here |
 | `clear` | clear |
 | `ModelRunner.forward` under `Scheduler.run_batch` | the events above, before_step, check_writes; after_step |
 | `Scheduler.process_batch_result` | verdict |
@@ -33,16 +35,28 @@ they are, rows are not forked (beams are refused), and speculation gives back wh
 of the tree, which is Rust by default, are numbers. A prefix hit expects what was kept when the page was cached,
 whatever lies there by now; a hit that nothing was kept for expects nothing, and is a violation.
 
-**When a fault is seen**, by the kinds of the taxonomy:
+**When a fault is seen**, with its kind in the taxonomy. Before a step is before it reads, behind it before its tokens
+are sent; tests/kv_guard/engines/test_sglang_kinds.py has the tests of each row.
 
-| kind | where |
+| fault | seen |
 |---|---|
-| 4 stale or mixed row, 7 stolen, 8 freed while cached or in chunks, 10 shifted | before the step that would read it |
-| 6 freed twice; two owners | as it is freed; as it is granted, and before either's step |
-| 1, 2 a transfer lands in a page of others, or while a step reads it | behind that step, before its tokens are sent |
-| 1 what landed is another's, or has not landed | with the request's first step; the other server's token is sent |
-| 11 a token would go to another's page, or beside its place | before the step; who reads that page is ended, too |
-| 3 window pages; 9 under speculation | models with windows are refused; 9 as 4, 6 and 8 |
+| late transfer (1) | as its pages are released too soon, for who has them next; else behind the step that reads them |
+| another's pages land, or none (1, 13) | before the request's first step; the other server's token is sent |
+| step ahead of its transfer (13) | before that step |
+| page refilled in a step (2) | behind that step |
+| window (3) | not: models with windows are refused |
+| stale or mixed row (4) | before the step |
+| double free (6) | as it is freed; two owners as it is granted, and before either's step |
+| stolen prefix (7) | before the step |
+| freed by retraction, or in chunks (8) | before the step |
+| retracted with another's page (8) | as it leaves; its request is ended when it comes back |
+| cancelled speculation (9) | before the step |
+| off by one (10) | before the step, by whole pages; a row that is shifted within them is not |
+| padding, or a token beside its place (11) | before the step; who reads that page is ended, too |
+| torn tag (13) | behind the step |
+| torn or flipped content (13) | not: nothing of it is looked at |
+| host page reused (14) | not: host tiers are refused |
+| fork | not: beams are refused |
 
 In mode abort a request that is found wrong is finished without the token of that step (aborts.py), its row is mended
 before it is given back, and nothing of it enters the cache; the others go on. A violation without a name, and one

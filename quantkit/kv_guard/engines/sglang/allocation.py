@@ -104,8 +104,8 @@ class AllocationHooks:
 
         return self._noted(lambda: original(batch), grant)
 
-    def reserve(self, original: Callable[[], Any], req: Any) -> Any:
-        """Around _pre_alloc: the cached part, if any, and pages for a transfer that is yet to come."""
+    def reserve(self, original: Callable[[], Any], req: Any, *, awaits: bool) -> Any:
+        """Around _pre_alloc: the cached part, if any, and pages that ``awaits`` a transfer, or that nothing fills."""
 
         def grant(handed: Sequence[Tensor]) -> None:
             pages = NewPages()
@@ -113,7 +113,7 @@ class AllocationHooks:
                 self._share(req, req.prefix_len)
             span = (req.prefix_len, req.kv.kv_allocated_len)
             self._lay_out(pages, req, span, 0, req.full_untruncated_fill_ids)
-            self._guard.pool.grant(_one(handed), pages, awaits=True)
+            self._guard.pool.grant(_one(handed), pages, awaits=awaits)
 
         return self._noted(original, grant)
 

@@ -34,7 +34,11 @@ _BYTES_A_PAGE = 36 + 8 + 2 * 25 + 32  # tag and state, what the cache keeps, wha
 
 
 class Guard:
-    """What the hooks of one process share. ``originals`` are the hooked functions by path, from before they were."""
+    """What the hooks of one process share. ``originals`` are the hooked functions by path, from before they were.
+
+    All hooks run in the scheduler's thread, which also launches steps, but for one that tells the tracker nothing:
+    `transfers.paired`, in the threads of a transfer, reads a flag that was set before there were any.
+    """
 
     def __init__(self, settings: PluginSettings, originals: Mapping[str, Callable[..., Any]]) -> None:
         self.settings = settings

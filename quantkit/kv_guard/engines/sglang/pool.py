@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantkit.kv_guard import page_events
-from quantkit.kv_guard.dispatch import twins
-from quantkit.kv_guard.engines.sglang.events import Events
+from quantkit.kv_guard.engines.sglang.events import WaitingEvents
 from quantkit.kv_guard.engines.sglang.inbox import Inbox
 from quantkit.kv_guard.engines.sglang.kept_pages import KeptPages
 from quantkit.kv_guard.engines.sglang.prefixes import Prefixes, salt_of
@@ -45,10 +43,11 @@ class GuardedPool:
         self.allocator = allocator
         self.row_pool = row_pool
         self.page_size = settings.size.page_size
+        self._num_pages = settings.size.num_pages
         self.tracker = PageTagTracker(settings, device)
-        self.events = Events(device)
+        self.events = WaitingEvents(device)
         self.kept = KeptPages(settings.size.num_pages, device)
-        self.inbox = Inbox(settings.size.num_pages, device) if receives else None
+        self.inbox = Inbox(settings.size.num_pages, settings.size.num_rows, device) if receives else None
         self.prefixes: dict[int, Prefixes] = {}  # by row
 
     def open(self, row: int, request: Any) -> None:
@@ -63,6 +62,8 @@ class GuardedPool:
         """A row that is given back; one that was never opened, as at start, is nobody's."""
         if self.prefixes.pop(row, None) is not None:
             self.events.add(self.tracker.close, row)
+            if self.inbox is not None:
+                self.inbox.end(row)
 
     def grant(self, slots: Tensor, pages: NewPages, *, awaits: bool = False) -> None:
         """``slots`` were handed out by the allocator; ``awaits`` a transfer, which may have come already."""
@@ -73,9 +74,14 @@ class GuardedPool:
         """The transfer to pages of a row from ``first`` on is said to be complete; ``slots`` are their first ones."""
         self.events.add(self._arrive, row, first, slots)
 
+    def drained(self, slots: Tensor) -> None:
+        """No transfer writes any more to pages that were handed out to await one; ``slots`` are the first ones."""
+        self.events.add(self._drained, slots)
+
     def fill(self, slots: Tensor) -> None:
-        """What was handed out to await a transfer has been filled without one; ``slots`` are the first ones."""
-        self.events.add(self._fill, slots)
+        """What was handed out to await a transfer has been filled without one."""
+        if self.inbox is not None:
+            self.events.add(self._fill, slots)
 
     def holds(self, row: int, slots: Tensor) -> bool:
         """Whether the first pages of a row, whose first slots these are, are its own; what is not is a violation.
@@ -86,9 +92,7 @@ class GuardedPool:
         indices = torch.arange(len(pages), device=slots.device)
         if self.inbox is not None:
             self.inbox.take(pages, self.tracker)
-        held = page_events.held_by(self.tracker.expectations, torch.full_like(indices, row), indices)
-        found = self.tracker.send(pages, held)[:, 0] ^ twins.mark_of(pages)
-        return bool((found == twins.seal_of(held.generations, held.owners, held.indices)).all())
+        return bool(self.tracker.holds(pages, torch.full_like(indices, row), indices).all())
 
     def release(self, pages: Tensor) -> None:
         """Pages are free."""
@@ -120,7 +124,12 @@ class GuardedPool:
         places, rows, indices, owners = self.events.numbers(new.places, new.rows, new.indices, new.owners)
         pages = slots[places].long() // self.page_size
         self.tracker.grant(pages, rows, indices, owners)
-        if self.inbox is not None and not awaits:
+        if self.inbox is None:
+            return
+        self.tracker.drained(pages)  # of a transfer to a former holder: the grant has named who has them now
+        if awaits:
+            self.tracker.announce(pages)
+        else:
             self.inbox.empty(pages)
 
     def _arrive(self, row: int, first: int, slots: Tensor) -> None:
@@ -130,14 +139,19 @@ class GuardedPool:
         self.inbox.take(pages, self.tracker)
         self.tracker.arrive(pages, torch.full_like(indices, row), indices)
 
+    def _drained(self, slots: Tensor) -> None:
+        """What lies in the inbox stays: the pages' next holder may have them already, and his tags have come."""
+        self.tracker.drained(self._pages_of(slots))
+
     def _fill(self, slots: Tensor) -> None:
-        if self.inbox is not None:
-            self.inbox.empty(self._pages_of(slots))
+        assert self.inbox is not None
+        self._drained(slots)
+        self.inbox.empty(self._pages_of(slots))
 
     def _pages_of(self, slots: Tensor) -> Tensor:
         """Of first slots as a row names them; page 0, which nobody holds, in place of what the pool does not have."""
         pages = slots.long() // self.page_size
-        return torch.where((pages >= 0) & (pages < self.tracker.tags.num_pages), pages, 0)
+        return torch.where((pages >= 0) & (pages < self._num_pages), pages, 0)
 
     def _release(self, pages: Tensor) -> None:
         self.kept.forget(pages)

@@ -14,7 +14,11 @@ _STEPS = "quantkit_kv_steps"  # attribute of a result: the numbers of the steps 
 
 
 class StepHooks:
-    """A forward of the model under a scheduled batch is a step; others (a draft's, a warm-up's) are none."""
+    """A forward of the model under a scheduled batch is a step; others (a draft's, a warm-up's) are none.
+
+    SGLang pads a batch within the forward, for a graph or for other ranks: here it has the rows of its requests and no
+    others, of which there are never more than the table has.
+    """
 
     def __init__(self, guard: Guard, aborts: Aborts) -> None:
         self._guard = guard
@@ -46,12 +50,15 @@ class StepHooks:
         with self._guard.refusals.refusing():
             pool.carry_out()
             if is_step:
-                self._steps.append(self._guard.evidence.before_step(self._step(forward_batch)))
-                pool.tracker.check_writes(*_writes(forward_batch))
+                step, writes = self._step(forward_batch), _writes(forward_batch)
+                self._steps.append(self._guard.evidence.before_step(step))
+                pool.tracker.check_writes(*writes)
+                if pool.inbox is not None:
+                    pool.inbox.launch()
         result = original(runner, forward_batch, *others, **named)
         if is_step and self._guard.is_on:
             if pool.inbox is not None:
-                pool.inbox.take_late(pool.tracker)
+                pool.inbox.take_late(pool.tracker, step.rows, writes[0])
             pool.tracker.after_step()
         return result
 

@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class HookTarget:
     """A function below `sglang.srt`, its parameters as `parameters_of` writes them, and the hook: group and method."""
 
     name: str
@@ -45,11 +45,11 @@ class Target:
         return ROOT + self.name
 
 
-def _target(kind: Kind, name: str, parameters: str, hook: str, purpose: str) -> Target:
-    return Target(name=name, kind=kind, parameters=parameters, hook=hook, purpose=purpose)
+def _target(kind: Kind, name: str, parameters: str, hook: str, purpose: str) -> HookTarget:
+    return HookTarget(name=name, kind=kind, parameters=parameters, hook=hook, purpose=purpose)
 
 
-def _called(name: str, parameters: str, purpose: str) -> Target:
+def _called(name: str, parameters: str, purpose: str) -> HookTarget:
     return _target(Kind.CALLED, name, parameters, "", purpose)
 
 
@@ -76,7 +76,7 @@ _SPECULATE = (
 _BACKUP = "req, tree_cache, req_to_token_pool, token_to_kv_pool_allocator, backend"
 _FORWARD = "self, forward_batch, skip_attn_backend_init=, pp_proxy_tensors=, reinit_attn_backend=, split_forward_count="
 
-TARGETS: tuple[Target, ...] = (
+TARGETS: tuple[HookTarget, ...] = (
     # the pool
     _target(
         Kind.AFTER,
@@ -164,6 +164,13 @@ TARGETS: tuple[Target, ...] = (
     ),
     _target(
         Kind.BEFORE,
+        "disaggregation.decode.DecodeTransferQueue._release_request",
+        "self, decode_req",
+        "transfers.given_up",
+        "a transfer's pages are given back without having been read",
+    ),
+    _target(
+        Kind.BEFORE,
         "mem_cache.common.backup_kv_cache",
         _BACKUP,
         "transfers.backed_up",
@@ -214,6 +221,11 @@ TARGETS: tuple[Target, ...] = (
     _called("managers.schedule_batch.Req.update_finish_state", "self, new_accepted_len=", "end a request"),
     _called("managers.schedule_batch.FINISH_ABORT.__init__", "self, message=, status_code=, err_type=", "say why"),
     _called("disaggregation.utils._is_fake_transfer", "req", "is nothing sent?"),
+    _called(
+        "disaggregation.common.conn.CommonKVManager.is_abort_release_safe",
+        "self, bootstrap_room, required_acks",
+        "has each server said that it writes no more?",
+    ),
     _called("layers.dp_attention.get_dp_tp_group", "", "ranks that run the same batches"),
 )
 
@@ -225,7 +237,7 @@ def check_version(version: str) -> None:
         raise KvGuardError(f"SGLang {version} is not supported", remedy=f"supported are {', '.join(SUPPORTED)}")
 
 
-def check_targets(targets: Iterable[Target] = TARGETS) -> dict[str, Any]:
+def check_targets(targets: Iterable[HookTarget] = TARGETS) -> dict[str, Any]:
     """Functions by path, before any hook. Raises KvGuardError for one that is missing, or takes other parameters."""
     found = {}
     for target in targets:
@@ -240,7 +252,7 @@ def check_targets(targets: Iterable[Target] = TARGETS) -> dict[str, Any]:
     return found
 
 
-def check_installed(originals: Mapping[str, Any], targets: Iterable[Target] = TARGETS) -> None:
+def check_installed(originals: Mapping[str, Any], targets: Iterable[HookTarget] = TARGETS) -> None:
     """Raises KvGuardError for a target that is called past its hook, in its place or where it was imported."""
     for target in targets:
         if target.kind is Kind.CALLED:
@@ -260,7 +272,7 @@ def _layers(function: Any) -> list[Any]:
     return layers
 
 
-def _importer_of(original: types.FunctionType, target: Target) -> str | None:
+def _importer_of(original: types.FunctionType, target: HookTarget) -> str | None:
     """A loaded module that still calls a module's function by its own name for it."""
     if "." in original.__qualname__:
         return None
@@ -270,7 +282,7 @@ def _importer_of(original: types.FunctionType, target: Target) -> str | None:
     )
 
 
-def _refusal(target: Target, what: str) -> KvGuardError:
+def _refusal(target: HookTarget, what: str) -> KvGuardError:
     return KvGuardError(
         f"{target.path} {what}",
         remedy=f"the guard knows SGLang {', '.join(SUPPORTED)}; serve with that version, or unset the guard",

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.kv_guard.engines.small_sglang.places import at
+from tests.kv_guard.engines.small_sglang.places import at, srt
 
 
 @at("mem_cache.memory_pool")
@@ -70,11 +70,40 @@ class DecodePreallocQueue:
 @at("disaggregation.decode")
 class DecodeTransferQueue:
     def _commit_transfer_to_req(self, decode_req):
-        decode_req.req.output_ids.append(int(self.metadata_buffers.get_buf(decode_req.metadata_buffer_index)[0][0]))
+        sent = self.metadata_buffers.get_buf(decode_req.metadata_buffer_index)
+        decode_req.kv_receiver = None
+        if sent[1][0] == decode_req.req.bootstrap_room or _is_fake_transfer(decode_req.req):
+            decode_req.req.output_ids.append(int(sent[0][0]))
+        else:
+            decode_req.req.finished_reason = srt("managers.schedule_batch").FINISH_ABORT("another room")
+
+    def _release_request(self, decode_req):
+        srt("mem_cache.common").release_kv_cache(decode_req.req, self.tree_cache, checkpoint=False)
+
+    def _do_release(self, decode_req, idx):
+        self._release_request(decode_req)
+        decode_req.kv_receiver.kv_mgr.clear_deferred_abort_state(decode_req.req.bootstrap_room)
+        decode_req.kv_receiver = None
 
 
 @at("disaggregation.common.conn")
 class CommonKVManager:
+    def register_deferred_abort_room(self, bootstrap_room):
+        self._deferred_abort_generation += 1
+        self._deferred_abort_ack_tracker[bootstrap_room] = self._deferred_abort_generation, set()
+        return self._deferred_abort_generation
+
+    def note_abort_ack(self, bootstrap_room, prefill_rank, generation):
+        armed, ranks = self._deferred_abort_ack_tracker.get(bootstrap_room, (None, None))
+        if armed == generation:
+            ranks.add(prefill_rank)
+
+    def is_abort_release_safe(self, bootstrap_room, required_acks):
+        return len(self._deferred_abort_ack_tracker.get(bootstrap_room, (None, ()))[1]) >= required_acks
+
+    def clear_deferred_abort_state(self, bootstrap_room):
+        self._deferred_abort_ack_tracker.pop(bootstrap_room, None)
+
     def get_mla_kv_ptrs_with_pp(self, src_kv_ptrs, dst_kv_ptrs, state_type=None):
         return src_kv_ptrs, dst_kv_ptrs[: len(src_kv_ptrs)], len(src_kv_ptrs)
 

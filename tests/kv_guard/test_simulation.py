@@ -62,7 +62,7 @@ def test_a_guard_that_leaves_out_a_check_misses_faults(ops, kinds, monkeypatch):
     run = FaultRun(SelfTestPlan(seed=2, single=4, combined=0))
     for world in run.worlds.values():
         for engine in world.engines:
-            monkeypatch.setattr(engine.tracker, "_ops", Without(ops, engine.tracker._ops))
+            monkeypatch.setattr(engine.tracker.guard, "_ops", Without(ops, engine.tracker.guard._ops))
     run.counts = {kind: KindCount(kind=kind) for kind in kinds}
     with torch.inference_mode():
         run.run()

@@ -32,6 +32,7 @@ class KindCount:
     missed: int = 0
     combined: int = 0  # of those injected, beside another fault
     harmless: int = 0
+    late: int = 0  # of those missed: something saw them, and a check before that had to
     when: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -43,13 +44,14 @@ class KindCount:
         """Add what became of a fault."""
         if not injection.is_fired:
             return
-        if not (injection.seen or injection.leaked or injection.is_felt):
+        if not (injection.seen or injection.leaked or injection.unsaid or injection.is_felt):
             self.harmless += 1
             return
         self.injected += 1
         self.combined += is_combined
         self.caught += injection.is_caught
         self.missed += not injection.is_caught
+        self.late += bool(injection.seen and injection.unsaid)
         if injection.seen:
             self.when[injection.seen[0]] += 1
 
@@ -68,6 +70,7 @@ class KindCount:
             "missed": self.missed,
             "combined": self.combined,
             "harmless": self.harmless,
+            "late": self.late,
             "when": {check: self.when[check] for check in MOMENTS if self.when[check]},
         }
 

@@ -21,8 +21,8 @@ def process(engine: Engine) -> None:
     engine.stream.run_to(launched.done)
     engine.free_pages.begin_group()
     if engine.tracker.is_on:
-        verdict = engine.tracker.verdict(launched.number)
-        engine.judge.see(engine.name, verdict)
+        verdict, wrongs = engine.tracker.verdict(launched.number)
+        engine.judge.see(engine.name, verdict, wrongs)
         end_named(engine, verdict.aborted)
     for at, part in enumerate(launched.parts):
         if part.request.epoch == part.epoch:

@@ -89,8 +89,7 @@ class World:
         self.drain()
         for engine in self.engines:
             if engine.tracker.is_on:
-                verdict = engine.tracker.settle()
-                self.judge.see(engine.name, verdict)
+                self.judge.see(engine.name, *engine.tracker.settle())
         self.beside.drop()
         for engine in self.engines:
             engine.restart()

@@ -19,6 +19,7 @@ MOST_PAGES = 1 << 31  # of a pool: what a mark undoes to beyond is no page
 NEVER = 0  # expected of nothing: by a row that is not open, and of pages that a window has left behind
 UNGRANTED = 1  # expected of a logical page that an open row was not granted: no null page may stand there
 SPOILED = 2  # the seal, without its mark, of a page where somebody has written, or may, who does not hold it
+UNARRIVED = 3  # the same of a page that waits for a transfer, whose tag has not landed: nothing may be read there
 MARK = 0x51ED_2705  # what is added to a page before it is mixed into its seal
 
 LINE_WORDS = 16

@@ -18,6 +18,7 @@ from quantkit.kv_guard.dispatch import (
     MOST_PAGES,
     PLACE_MASK,
     SPOILED,
+    UNARRIVED,
     Expectations,
     PageTags,
     State,
@@ -216,8 +217,8 @@ def check_dump(dump: Dump) -> DumpReport:
     is_spoiled = unmarked == SPOILED
     states_P = dump.tags.states_P
     is_known = (states_P >= State.FREE) & (states_P <= State.AWAITING)
-    is_reserved = is_free & (states_P == State.AWAITING)  # for a copy that has not come
-    is_torn = ~is_spoiled & (~is_whole | ~is_known | ((is_free != (states_P == State.FREE)) & ~is_reserved))
+    is_waiting = (states_P == State.AWAITING) | ((unmarked == UNARRIVED) & (states_P != State.FREE))
+    is_torn = ~is_spoiled & ~is_waiting & (~is_whole | ~is_known | (is_free != (states_P == State.FREE)))
     expected = set(dump.expectations.seals_RL.flatten().tolist())
     found, states = unmarked.tolist(), Counter(states_P.tolist())
     return DumpReport(

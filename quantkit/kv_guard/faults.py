@@ -40,6 +40,6 @@ MEANING: Mapping[Fault, str] = {
     Fault.WRITE_TO_SHARED: "a token would be stored in a page that others read",
     Fault.WRITE_OUT_OF_PLACE: "a token would be stored at another offset than that of its position",
     Fault.SPOILED: "somebody who does not hold the page has written there, or may",
-    Fault.NOT_ARRIVED: "the transfer was said to be complete and has not reached the page",
+    Fault.NOT_ARRIVED: "the transfer to the page has not come: nothing that was sent lies there yet",
     Fault.CONTENT: "the content has another checksum than it left with",
 }

@@ -1,4 +1,8 @@
-"""Rarer events of a page's life, in torch operations that wait for no device; the frequent ones are kernels."""
+"""Rarer events of a page's life, in torch operations that wait for no device; the frequent ones are kernels.
+
+A page that the pool does not have is a violation where somebody says that he holds it, or is given it; elsewhere it is
+passed over.
+"""
 
 from dataclasses import dataclass
 
@@ -9,49 +13,59 @@ from quantkit.kv_guard.dispatch import (
     FREE_INDEX,
     MARK,
     MOST_PAGES,
+    NEVER,
     PLACE_MASK,
     SPOILED,
+    UNARRIVED,
     Captured,
     Check,
     Expectations,
     PageTags,
-    Ring,
     State,
     Word,
     twins,
 )
+from quantkit.kv_guard.page_arrays import PageArrays, places_of, put, read
 from quantkit.kv_guard.settings import PoolSize
 from quantkit.kv_guard.tracker import Held, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """Of whom a violation would speak: rows [N], or -1 where a node of a cache is the holder."""
+class Event:
+    """Of whom a violation speaks: rows [N], or -1 where a node of a cache is the holder; and in which step."""
 
     rows: Tensor | int
     step: int
 
 
-@dataclass(slots=True, kw_only=True)
-class Beside:
-    """Of a pool into which transfers write. ``is_on`` from the first of them on: until then nothing is looked at."""
-
-    dirty_P: Tensor  # bool: one may still write there, that was announced for a holder who is gone
-    touched_P: Tensor  # bool: one might when the page was handed out, or had
-    is_on: bool = False
-
-
-def check_holder(tags: PageTags, ring: Ring, pages: Tensor, held: Held, line: Line) -> None:
-    """Whoever passes pages on must hold them: what lies there is what was granted."""
+def check_holder(arrays: PageArrays, pages: Tensor, held: Held, event: Event) -> Tensor:
+    """Whoever passes pages on must hold them: what lies there is what was granted. Bool [N]: it is so."""
     seals = twins.seal_of(held.generations, held.owners, held.indices)
-    found = twins.found_words(tags, pages)
-    is_other = (found[Word.FOUND_SEAL] != seals) | (tags.states_P[pages] == State.FREE)
-    twins.append_lines(ring, is_other, _holder_words(held, seals, line) | found | {Word.CHECK: Check.HOLDER})
+    found = twins.found_words(arrays.tags, pages)
+    is_other = (found[Word.FOUND_SEAL] != seals) | (_states(arrays.tags, pages) == State.FREE)
+    words = _holder_words(held, seals, event) | found
+    twins.append_lines(arrays.ring, is_other, words | {Word.CHECK: Check.HOLDER})
+    return ~is_other
 
 
-def share_pages(tags: PageTags, pages: Tensor) -> None:
-    """Written no more from here on."""
-    tags.states_P.index_fill_(0, pages, State.SHARED)
+def _states(tags: PageTags, pages: Tensor) -> Tensor:
+    """-1 of pages that the pool does not have."""
+    return read(tags.states_P, pages, -1)
+
+
+def set_states(tags: PageTags, pages: Tensor, *, of: State, to: State) -> None:
+    """Of pages that are in a state."""
+    put(tags.states_P, pages, to, _states(tags, pages) == of)
+
+
+def share_pages(tags: PageTags, pages: Tensor, which_N: Tensor) -> None:
+    """Written no more from here on; one that is free, or that a transfer may still write, stays what it is."""
+    put(tags.states_P, pages, State.SHARED, which_N & (_states(tags, pages) == State.HELD))
+
+
+def is_shared(tags: PageTags, pages: Tensor) -> Tensor:
+    """Which pages are written no more."""
+    return _states(tags, pages) == State.SHARED
 
 
 def free_all(tags: PageTags, first_generation: int) -> None:
@@ -62,50 +76,64 @@ def free_all(tags: PageTags, first_generation: int) -> None:
     twins.put_tags(tags, pages, torch.stack((granted, torch.zeros_like(granted), granted * 0 + FREE_INDEX), 1))
 
 
-def check_untouched(
-    beside: Beside, tags: PageTags, ring: Ring, pages: Tensor, line: Line, indices: Tensor | int
-) -> None:
+def check_untouched(arrays: PageArrays, pages: Tensor, event: Event, indices: Tensor | int) -> None:
     """No transfer writes to pages that are handed out now.
 
     One may be that was announced for a former holder; one is whose tag has landed since the release.
     """
-    found = twins.found_words(tags, pages)
-    is_free = (tags.records_P3[pages, 2] & PLACE_MASK) == FREE_INDEX
-    is_own = found[Word.FOUND_SEAL] == twins.record_seals(tags.records_P3[pages])
+    tags = arrays.tags
+    found, records = twins.found_words(tags, pages), read(tags.records_P3, pages, 0)
+    is_free = (records[:, 2] & PLACE_MASK) == FREE_INDEX
+    is_own = found[Word.FOUND_SEAL] == twins.record_seals(records)
     is_spoiled = found[Word.FOUND_SEAL] == SPOILED  # a token was stored there, and is written over
-    is_touched = (tags.states_P[pages] == State.FREE) & ~is_spoiled & ~(is_free & is_own) | beside.dirty_P[pages]
-    words = {Word.STEP: line.step, Word.CHECK: Check.LANDING, Word.ROW: line.rows, Word.INDEX: indices}
-    twins.append_lines(ring, is_touched, words | found)
-    beside.touched_P.index_put_((pages,), is_touched)
+    is_touched = (_states(tags, pages) == State.FREE) & ~is_spoiled & ~(is_free & is_own)
+    is_touched |= read(arrays.dirty_P, pages, False)
+    words = {Word.STEP: event.step, Word.CHECK: Check.LANDING, Word.ROW: event.rows, Word.INDEX: indices}
+    twins.append_lines(arrays.ring, is_touched, words | found)
+    put(arrays.touched_P, pages, is_touched)
 
 
-def set_states(tags: PageTags, pages: Tensor, *, of: State, to: State) -> None:
-    """Of pages that are in a state."""
-    states = tags.states_P[pages]
-    tags.states_P.index_put_((pages,), torch.where(states == of, to, states))
-
-
-def check_over(beside: Beside, tags: PageTags, ring: Ring, pages: Tensor, line: Line) -> None:
+def check_over(arrays: PageArrays, pages: Tensor, event: Event) -> None:
     """No transfer may write to pages that are released; where one may, nobody can trust them until it is drained."""
-    is_awaiting = tags.states_P[pages] == State.AWAITING
-    words = {Word.STEP: line.step, Word.CHECK: Check.LANDING, Word.ROW: line.rows}
-    twins.append_lines(ring, is_awaiting, words | twins.found_words(tags, pages))
-    beside.dirty_P.index_put_((pages,), beside.dirty_P[pages] | is_awaiting)
+    is_awaiting = _states(arrays.tags, pages) == State.AWAITING
+    words = {Word.STEP: event.step, Word.CHECK: Check.LANDING, Word.ROW: event.rows}
+    twins.append_lines(arrays.ring, is_awaiting, words | twins.found_words(arrays.tags, pages))
+    put(arrays.dirty_P, pages, True, is_awaiting)
 
 
-def spoil_touched(beside: Beside, tags: PageTags, pages: Tensor) -> None:
+def spoil_touched(arrays: PageArrays, pages: Tensor) -> None:
     """Where a late transfer may write nobody passes: not whoever was told, nor who shares the page with him later."""
-    seals = torch.where(beside.touched_P[pages], twins.mark_of(pages) ^ SPOILED, tags.seals_P[pages])
-    tags.seals_P.index_put_((pages,), seals)
+    put(arrays.tags.seals_P, pages, twins.mark_of(pages) ^ SPOILED, read(arrays.touched_P, pages, False))
 
 
-def reserve_pages(beside: Beside, tags: PageTags, ring: Ring, pages: Tensor, line: Line) -> None:
-    """Free pages are taken for no row; one that is held is a violation. Their tags are those that will land."""
-    check_untouched(beside, tags, ring, pages, line, 0)
-    is_held = tags.states_P[pages] != State.FREE
-    words = {Word.STEP: line.step, Word.CHECK: Check.GRANT, Word.ROW: line.rows}
-    twins.append_lines(ring, is_held, words | twins.found_words(tags, pages))
-    tags.states_P.index_fill_(0, pages, State.AWAITING)
+def await_pages(tags: PageTags, pages: Tensor) -> None:
+    """Pages are held and a transfer will write there: nobody reads them before. What is wrong already stays so."""
+    is_whole = twins.found_words(tags, pages)[Word.FOUND_SEAL] == twins.record_seals(read(tags.records_P3, pages, 0))
+    is_held = _states(tags, pages) == State.HELD
+    put(tags.seals_P, pages, twins.mark_of(pages) ^ UNARRIVED, is_held & is_whole)
+    put(tags.states_P, pages, State.AWAITING, is_held)
+
+
+def drain(arrays: PageArrays, pages: Tensor) -> None:
+    """Nothing is on its way to pages any more. Where nothing has come their holder may fill them himself."""
+    tags = arrays.tags
+    seals = twins.record_seals(read(tags.records_P3, pages, 0)) ^ twins.mark_of(pages)
+    put(tags.seals_P, pages, seals, twins.found_words(tags, pages)[Word.FOUND_SEAL] == UNARRIVED)
+    set_states(tags, pages, of=State.AWAITING, to=State.HELD)
+    put(arrays.dirty_P, pages, False)
+
+
+def reserve_pages(arrays: PageArrays, pages: Tensor, event: Event) -> None:
+    """Free pages are taken for no row; one that is held is a violation. Their tags are those that will land.
+
+    Who held one reads nothing there any more, as it will be overwritten.
+    """
+    check_untouched(arrays, pages, event, 0)
+    is_held = _states(arrays.tags, pages) != State.FREE
+    words = {Word.STEP: event.step, Word.CHECK: Check.GRANT, Word.ROW: event.rows}
+    twins.append_lines(arrays.ring, is_held, words | twins.found_words(arrays.tags, pages))
+    put(arrays.tags.states_P, pages, State.AWAITING)
+    put(arrays.tags.seals_P, pages, twins.mark_of(pages) ^ UNARRIVED)
 
 
 def held_by(expectations: Expectations, rows: Tensor, indices: Tensor) -> Held:
@@ -113,90 +141,109 @@ def held_by(expectations: Expectations, rows: Tensor, indices: Tensor) -> Held:
 
     Details of a former request may still stand there.
     """
-    is_granted = ~twins.is_nothing(expectations.seals_RL[rows, indices])
-    details = torch.where(is_granted[:, None], expectations.details_RL2[rows, indices], 0)
+    places = places_of(expectations, rows, indices)
+    is_granted = ~twins.is_nothing(read(expectations.seals_RL.view(-1), places, NEVER))
+    details = torch.where(is_granted[:, None], read(expectations.details_RL2.view(-1, 2), places, 0), 0)
     return Held(generations=details[:, 0], owners=details[:, 1], indices=indices.clone())
+
+
+def expect(expectations: Expectations, rows: Tensor, indices: Tensor, held: Held) -> None:
+    """Logical pages of rows are what was held."""
+    places = places_of(expectations, rows, indices)
+    put(expectations.seals_RL.view(-1), places, twins.seal_of(held.generations, held.owners, indices))
+    put(expectations.details_RL2.view(-1, 2), places, torch.stack((held.generations, held.owners), 1))
+
+
+def forget(expectations: Expectations, rows: Tensor, which_NL: Tensor, instead: int) -> None:
+    """Logical pages of rows are expected no more."""
+    put(expectations.seals_RL, rows, torch.where(which_NL, instead, read(expectations.seals_RL, rows, NEVER)))
 
 
 def wire_tags(tags: PageTags, pages: Tensor, checksums: Tensor | None) -> Tensor:
     """Seal and record of pages, int64 [N, 4]; a checksum is put above the index."""
-    records = tags.records_P3[pages]
+    records = read(tags.records_P3, pages, 0)
     if checksums is not None:
         records[:, 2] = (records[:, 2] & PLACE_MASK) | (checksums.long() << 32)
-        tags.records_P3.index_put_((pages,), records)
-    return torch.cat((tags.seals_P[pages][:, None], records), 1)
+        put(tags.records_P3, pages, records)
+    return torch.cat((read(tags.seals_P, pages, 0)[:, None], records), 1)
 
 
 def land_tags(tags: PageTags, pages: Tensor, wire: Tensor) -> None:
     """As a transfer does it: what was there is gone, and the seal keeps the mark of the page that it left."""
-    tags.seals_P.index_put_((pages,), wire[:, 0])
-    tags.records_P3.index_put_((pages,), wire[:, 1:])
+    put(tags.seals_P, pages, wire[:, 0])
+    put(tags.records_P3, pages, wire[:, 1:])
 
 
 def read_again(captured: Captured, step: Step, size: PoolSize) -> None:
     """The pages that a step read are those that its rows name now, where nothing may write them while it runs."""
     index_1L = torch.arange(step.most_pages, device=step.table.device)[None]
     columns = (index_1L * size.page_size if step.by_token else index_1L).clamp(max=step.table.shape[1] - 1)
-    entries = step.table[step.rows.long()[:, None], columns].long()
+    rows = step.rows.long()
+    entries = step.table[torch.where(twins.is_in(rows, len(step.table)), rows, 0)[:, None], columns].long()
     pages = entries // size.page_size if step.by_token else entries
-    pages = torch.where((pages >= 0) & (pages < MOST_PAGES), pages, -2).to(torch.int32)  # -1 is what was not read
+    pages = torch.where((pages >= 0) & (pages < MOST_PAGES), pages, -2).to(torch.int32)
     there = captured.pages_BL[: len(step.rows), : step.most_pages]
-    there.copy_(torch.where(there == -1, there, pages))
+    there.copy_(torch.where(there == -1, there, pages))  # -1 is what was not read, as of a row that there is none of
 
 
-def accept_arrived(
-    tags: PageTags, ring: Ring, pages: Tensor, held: Held, checksums: Tensor | None, line: "Line"
-) -> None:
+def accept_arrived(arrays: PageArrays, pages: Tensor, held: Held, checksums: Tensor | None, event: Event) -> None:
     """Owner and index of what landed are those of the pages that were granted for it; generations are local.
 
-    A whole tag bears the mark of some page. One that is exactly what was granted here has not been overwritten: the
-    transfer has not landed. A checksum is compared with that of the tag. What is right becomes ours: its own generation
-    and mark, the checksum stays. What is wrong is left as it is, and fails every check from here on.
+    A whole tag bears the mark of some page. One that is exactly what was granted here, or was announced, has not been
+    overwritten: the transfer has not landed. A checksum is compared with that of the tag. What is right becomes ours:
+    its own generation and mark, the checksum stays. What is wrong is left as it is, and fails every check from here on.
     """
-    records = tags.records_P3[pages]
+    tags = arrays.tags
+    records = read(tags.records_P3, pages, 0)
     seals = twins.seal_of(held.generations, held.owners, held.indices)
     found = twins.found_words(tags, pages)
-    came_from = twins.unmix(tags.seals_P[pages] ^ twins.record_seals(records)) - MARK
+    came_from = twins.unmix(read(tags.seals_P, pages, 0) ^ twins.record_seals(records)) - MARK
     is_whole = (came_from >= 0) & (came_from < MOST_PAGES)
     is_same = (records[:, 1] == held.owners) & ((records[:, 2] & PLACE_MASK) == held.indices)
-    has_come = is_whole & is_same & (found[Word.FOUND_SEAL] != seals)
-    words = _holder_words(held, seals, line) | found
-    twins.append_lines(ring, ~has_come, words | {Word.CHECK: Check.ARRIVAL})
+    is_held = _states(tags, pages) > State.FREE
+    is_other = (found[Word.FOUND_SEAL] != seals) & (found[Word.FOUND_SEAL] != UNARRIVED)
+    has_come = is_held & is_whole & is_same & is_other
+    words = _holder_words(held, seals, event) | found
+    twins.append_lines(arrays.ring, ~has_come, words | {Word.CHECK: Check.ARRIVAL})
     sent = (records[:, 2] >> 32) & PLACE_MASK
     is_right = has_come if checksums is None else has_come & (sent == checksums.long())
     if checksums is not None:
-        twins.append_lines(
-            ring, has_come & ~is_right, words | {Word.CHECK: Check.CONTENT, Word.DETAIL: checksums.long()}
-        )
+        words |= {Word.CHECK: Check.CONTENT, Word.DETAIL: checksums.long()}
+        twins.append_lines(arrays.ring, has_come & ~is_right, words)
     ours = torch.stack((held.generations, held.owners, held.indices | (records[:, 2] & ~PLACE_MASK)), 1)
-    marked = seals ^ twins.mark_of(pages)
-    tags.records_P3.index_put_((pages,), torch.where(is_right[:, None], ours, records))
-    tags.seals_P.index_put_((pages,), torch.where(is_right, marked, tags.seals_P[pages]))
+    put(tags.records_P3, pages, ours, is_right)
+    put(tags.seals_P, pages, seals ^ twins.mark_of(pages), is_right)
+    spoil_touched(arrays, pages)
 
 
-def own_pages(tags: PageTags, expectations: Expectations, seals: Tensor, pages: Tensor) -> Tensor:
-    """Of places that expect ``seals`` and are named ``pages``, which pages are theirs: int64 [N], -1 where none is.
+def own_pages(arrays: PageArrays, row: int, first: int, pages: Tensor) -> Tensor:
+    """Of a row's places from ``first`` on that are named ``pages``, which pages are theirs: int64 [N], -1 for none.
 
     The page that is named, if it is what is expected; else whichever is; else, again, the one that is named, if it is
-    held and its tag is expected by no row: what lies there was written over it.
+    held and its tag is expected by no row: what lies there was written over it. One that waits for a transfer is whose
+    it was when that was announced.
     """
+    tags, expected = arrays.tags, arrays.expectations
+    indices = torch.arange(first, first + len(pages), device=pages.device)
+    seals = read(expected.seals_RL.view(-1), places_of(expected, torch.full_like(indices, row), indices), NEVER)
     unmarked = tags.seals_P ^ twins.mark_of(torch.arange(tags.num_pages, device=pages.device))
+    unmarked = torch.where(unmarked == UNARRIVED, twins.record_seals(tags.records_P3), unmarked)
     ordered, order = unmarked.sort()
     at = torch.searchsorted(ordered, seals).clamp(max=tags.num_pages - 1)
     is_granted = ~twins.is_nothing(seals)
     is_somewhere = is_granted & (ordered[at] == seals) & (tags.states_P[order[at]] != State.FREE)
-    is_inside = (pages >= 0) & (pages < tags.num_pages)
+    is_inside = twins.is_in(pages, tags.num_pages)
     named = torch.where(is_inside, pages, 0)
-    is_expected = torch.isin(unmarked[named], expectations.seals_RL)
+    is_expected = torch.isin(unmarked[named], expected.seals_RL)
     is_nobodys = is_granted & (tags.states_P[named] == State.HELD) & ~is_expected
     elsewhere = torch.where(is_somewhere, order[at], torch.where(is_inside & is_nobodys, pages, -1))
     return torch.where(is_granted & is_inside & (unmarked[named] == seals), pages, elsewhere)
 
 
-def _holder_words(held: Held, seals: Tensor, line: "Line") -> dict[Word, Tensor | int]:
+def _holder_words(held: Held, seals: Tensor, event: Event) -> dict[Word, Tensor | int]:
     return {
-        Word.STEP: line.step,
-        Word.ROW: line.rows,
+        Word.STEP: event.step,
+        Word.ROW: event.rows,
         Word.INDEX: held.indices,
         Word.EXPECTED_SEAL: seals,
         Word.EXPECTED_GENERATION: held.generations,

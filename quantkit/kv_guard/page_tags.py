@@ -20,7 +20,8 @@ from quantkit.kv_guard.dispatch import (
     twins,
 )
 from quantkit.kv_guard.identity import Chains
-from quantkit.kv_guard.page_events import Beside, Line
+from quantkit.kv_guard.page_arrays import new_arrays
+from quantkit.kv_guard.page_events import Event
 from quantkit.kv_guard.settings import GuardSettings
 from quantkit.kv_guard.tracker import Held, KvGuardError, Mode, NullTracker, Step, Tracker, Verdict
 from quantkit.kv_guard.verdicts import Verdicts
@@ -46,8 +47,8 @@ class PageTagTracker:
         first = settings.first_generation
         self._generation = (secrets.randbits(64) or 1) if first is None else first
         self._launched: Step | None = None
-        dirty = torch.zeros(size.num_pages, dtype=torch.bool, device=device)
-        self._beside = Beside(dirty_P=dirty, touched_P=dirty.clone())
+        self._arrays = new_arrays(self.tags, self.expectations, self._ring)
+        self._has_transfers = False  # nothing is looked at that only they could have done
         self.clear()
 
     @property
@@ -57,19 +58,22 @@ class PageTagTracker:
 
     def open(self, row: int, request: str) -> None:
         self._verdicts.names[row] = request
-        self.expectations.seals_RL[row].fill_(UNGRANTED)
+        self._expect_nothing(row, UNGRANTED)
 
     def close(self, row: int) -> None:
         self._verdicts.names.pop(row, None)
-        self.expectations.seals_RL[row].fill_(NEVER)
+        self._expect_nothing(row, NEVER)
+
+    def _expect_nothing(self, row: int, instead: int) -> None:
+        if 0 <= row < self.settings.size.num_rows:
+            self.expectations.seals_RL[row].fill_(instead)
 
     def grant(
         self, pages: Tensor, rows: Tensor, indices: Tensor, owners: Tensor, first_generation: int | None = None
     ) -> None:
         drawn = self._next_generations(len(pages)) if first_generation is None else first_generation
-        if self._beside.is_on:
-            line = Line(rows=rows, step=self._verdicts.step)
-            page_events.check_untouched(self._beside, self.tags, self._ring, pages, line, indices)
+        if self._has_transfers:
+            page_events.check_untouched(self._arrays, pages, self._event(rows), indices)
         self._ops.grant_pages(
             self.tags,
             self.expectations,
@@ -81,63 +85,69 @@ class PageTagTracker:
             first_generation=drawn,
             step=self._verdicts.step,
         )
-        if self._beside.is_on:
-            page_events.spoil_touched(self._beside, self.tags, pages)
+        if self._has_transfers:
+            page_events.spoil_touched(self._arrays, pages)
 
     def release(self, pages: Tensor) -> None:
-        if self._beside.is_on:
-            page_events.check_over(self._beside, self.tags, self._ring, pages, Line(rows=-1, step=self._verdicts.step))
+        if self._has_transfers:
+            page_events.check_over(self._arrays, pages, self._event(-1))
         self._ops.release_pages(
             self.tags, self._ring, pages, first_generation=self._next_generations(len(pages)), step=self._verdicts.step
         )
 
     def cache(self, pages: Tensor, rows: Tensor, indices: Tensor) -> Held:
         held = page_events.held_by(self.expectations, rows, indices)
-        page_events.check_holder(self.tags, self._ring, pages, held, Line(rows=rows, step=self._verdicts.step))
-        page_events.share_pages(self.tags, pages)
+        is_held = page_events.check_holder(self._arrays, pages, held, self._event(rows))
+        page_events.share_pages(self.tags, pages, is_held)
         return held
 
     def share(self, rows: Tensor, indices: Tensor, held: Held) -> None:
-        twins.expect(self.expectations, rows, indices, held.generations, held.owners)
+        page_events.expect(self.expectations, rows, indices, held)
 
     def move(self, sources: Tensor, targets: Tensor, rows: Tensor, indices: Tensor) -> None:
         held = page_events.held_by(self.expectations, rows, indices)
-        page_events.check_holder(self.tags, self._ring, sources, held, Line(rows=rows, step=self._verdicts.step))
+        page_events.check_holder(self._arrays, sources, held, self._event(rows))
+        is_shared = page_events.is_shared(self.tags, sources)
         self.grant(targets, rows, indices, held.owners)
+        page_events.share_pages(self.tags, targets, is_shared)
         self.release(sources)
 
-    def fork(self, row: int, to_row: int, num_pages: int) -> None:
-        for array in (self.expectations.seals_RL, self.expectations.details_RL2):
-            array[to_row, :num_pages] = array[row, :num_pages]
+    def fork(self, row: int, to_row: int, pages: Tensor) -> None:
+        indices = torch.arange(len(pages), device=pages.device)
+        held = page_events.held_by(self.expectations, torch.full_like(indices, row), indices)
+        to_rows = torch.full_like(indices, to_row)
+        is_held = page_events.check_holder(self._arrays, pages, held, self._event(to_rows))
+        page_events.expect(self.expectations, to_rows, indices, held)
+        page_events.share_pages(self.tags, pages, is_held)
 
     def copied(self, sources: Tensor, rows: Tensor, indices: Tensor, to_rows: Tensor) -> None:
         held = page_events.held_by(self.expectations, rows, indices)
-        page_events.check_holder(self.tags, self._ring, sources, held, Line(rows=to_rows, step=self._verdicts.step))
+        page_events.check_holder(self._arrays, sources, held, self._event(to_rows))
 
     def truncate(self, rows: Tensor, num_pages: Tensor) -> None:
-        self._forget(rows, self._indices(rows) >= num_pages[:, None], UNGRANTED)
+        page_events.forget(self.expectations, rows, self._indices(rows) >= num_pages[:, None], UNGRANTED)
 
     def prune(self, rows: Tensor, firsts: Tensor) -> None:
-        self._forget(rows, self._indices(rows) < firsts[:, None], NEVER)
+        page_events.forget(self.expectations, rows, self._indices(rows) < firsts[:, None], NEVER)
 
     def clear(self) -> None:
+        self._verdicts.names.clear()
         self.expectations.seals_RL.fill_(NEVER)
-        if self._beside.is_on:
+        if self._has_transfers:
             every = torch.arange(self.tags.num_pages, device=self.tags.seals_P.device)
-            page_events.check_over(self._beside, self.tags, self._ring, every, Line(rows=-1, step=self._verdicts.step))
+            page_events.check_over(self._arrays, every, self._event(-1))
         page_events.free_all(self.tags, self._next_generations(self.tags.num_pages))
 
     def announce(self, pages: Tensor) -> None:
-        self._beside.is_on = True
-        page_events.set_states(self.tags, pages, of=State.HELD, to=State.AWAITING)
+        self._has_transfers = True
+        page_events.await_pages(self.tags, pages)
 
     def drained(self, pages: Tensor) -> None:
-        page_events.set_states(self.tags, pages, of=State.AWAITING, to=State.HELD)
-        self._beside.dirty_P.index_fill_(0, pages, False)
+        page_events.drain(self._arrays, pages)
 
     def reserve(self, pages: Tensor) -> None:
-        self._beside.is_on = True
-        page_events.reserve_pages(self._beside, self.tags, self._ring, pages, Line(rows=-1, step=self._verdicts.step))
+        self._has_transfers = True
+        page_events.reserve_pages(self._arrays, pages, self._event(-1))
 
     def send(self, pages: Tensor, held: Held, checksums: Tensor | None = None) -> Tensor:
         self.sent(pages, held)
@@ -150,34 +160,33 @@ class PageTagTracker:
         page_events.land_tags(self.tags, pages, tags)
 
     def sent(self, pages: Tensor, held: Held) -> None:
-        page_events.check_holder(self.tags, self._ring, pages, held, Line(rows=-1, step=self._verdicts.step))
+        page_events.check_holder(self._arrays, pages, held, self._event(-1))
 
     def arrive(self, pages: Tensor, rows: Tensor, indices: Tensor, checksums: Tensor | None = None) -> None:
         held = page_events.held_by(self.expectations, rows, indices)
-        line = Line(rows=rows, step=self._verdicts.step)
-        page_events.accept_arrived(self.tags, self._ring, pages, held, checksums, line)
-        page_events.spoil_touched(self._beside, self.tags, pages)
+        page_events.accept_arrived(self._arrays, pages, held, checksums, self._event(rows))
         page_events.set_states(self.tags, pages, of=State.AWAITING, to=State.HELD)
 
     def store(self, pages: Tensor, held: Held, checksums: Tensor | None = None) -> Held:
         own = twins.generations(self._next_generations(len(pages)), len(pages), pages.device)
         kept = Held(generations=own, owners=held.owners.to(own.device), indices=held.indices.to(own.device))
-        page_events.accept_arrived(
-            self.tags, self._ring, pages, kept, checksums, Line(rows=-1, step=self._verdicts.step)
-        )
-        page_events.spoil_touched(self._beside, self.tags, pages)
-        page_events.share_pages(self.tags, pages)
+        page_events.accept_arrived(self._arrays, pages, kept, checksums, self._event(-1))
+        page_events.set_states(self.tags, pages, of=State.AWAITING, to=State.SHARED)
         return kept
 
     def own_pages(self, row: int, first: int, pages: Tensor) -> Tensor:
-        seals = self.expectations.seals_RL[row, first : first + len(pages)]
-        return page_events.own_pages(self.tags, self.expectations, seals, pages)
+        return page_events.own_pages(self._arrays, row, first, pages)
 
     def before_step(self, step: Step) -> int:
         if step.most_pages > self.settings.size.most_pages or len(step.rows) > self.settings.size.num_rows:
             raise KvGuardError(
                 f"a batch of {len(step.rows)} rows and {step.most_pages} pages, {self.settings.size} was said",
                 remedy="attach the guard with the sizes of this pool",
+            )
+        if self._launched is not None:
+            raise KvGuardError(
+                "a step was launched before the one ahead of it was checked behind it",
+                remedy="call after_step behind each step, in the order of its stream",
             )
         number = self._verdicts.step
         self._verdicts.launch()
@@ -246,9 +255,8 @@ class PageTagTracker:
         assert self._launched is None, "a step is running"
         return self._verdicts.settle()
 
-    def _forget(self, rows: Tensor, which_BL: Tensor, instead: int) -> None:
-        seals = self.expectations.seals_RL
-        seals.index_put_((rows,), torch.where(which_BL, instead, seals[rows]))
+    def _event(self, rows: Tensor | int) -> Event:
+        return Event(rows=rows, step=self._verdicts.step)
 
     def _indices(self, beside: Tensor) -> Tensor:
         return torch.arange(self.settings.size.most_pages, device=beside.device)[None]

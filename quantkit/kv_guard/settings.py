@@ -20,7 +20,8 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardSettings:
-    """``ring_lines``: violations of one step that are kept whole; more are counted."""
+    """``ring_lines``: violations of one step that are kept whole; more are counted. Generations have 64 bits, and 0
+    means that nothing was granted."""
 
     identity: PoolIdentity
     size: PoolSize
@@ -30,10 +31,13 @@ class GuardSettings:
     first_generation: int | None = None  # None: a random one, so that two runs of one pool share none
 
     def check(self) -> None:
-        """Raise KvGuardError for sizes that no pool has."""
+        """Raise KvGuardError for sizes that no pool has, and for generations that nothing is granted under."""
         size = self.size
         for name in ("num_pages", "page_size", "num_rows", "most_pages"):
             if getattr(size, name) < 1:
                 raise KvGuardError(f"a pool with {name} {getattr(size, name)}", remedy="attach when the pool exists")
         if self.ring_lines < 1:
             raise KvGuardError(f"a ring of {self.ring_lines} lines", remedy="give it one at least")
+        first = self.first_generation
+        if first is not None and not 0 < first < 1 << 64:
+            raise KvGuardError(f"a first generation of {first}", remedy="begin with 1 at least, or leave it to chance")

@@ -79,7 +79,7 @@ class Step:
 class Verdict:
     """Of one step: ``lost`` violations had no room in the ring; ``aborted`` are the requests to end, by name.
 
-    Where violations were lost these are all that were open.
+    Where violations were lost these are all that were open. Steps ahead whose verdict was not asked for add theirs.
     """
 
     step: int
@@ -136,10 +136,10 @@ class Tracker(Protocol):
         """A row begins with cached pages: it expects what the node kept, whatever lies there by now."""
 
     def move(self, sources: "Tensor", targets: "Tensor", rows: "Tensor", indices: "Tensor") -> None:
-        """The content of pages was copied to free ones, and the sources are given up."""
+        """The content of pages was copied to free ones, and the sources are given up. Who shares them is told anew."""
 
-    def fork(self, row: int, to_row: int, num_pages: int) -> None:
-        """Another row reads the first pages of a row."""
+    def fork(self, row: int, to_row: int, pages: "Tensor") -> None:
+        """Another row reads the first pages of a row, which they must be, and neither writes them any more."""
 
     def copied(self, sources: "Tensor", rows: "Tensor", indices: "Tensor", to_rows: "Tensor") -> None:
         """Rows' pages were copied for other rows, as where a fork writes on: they must have been the former's."""
@@ -154,10 +154,15 @@ class Tracker(Protocol):
         """Every page is free and every row empty, as after a flush of the cache."""
 
     def announce(self, pages: "Tensor") -> None:
-        """Granted pages are a transfer's: it may write there until `arrive`, or until it is `drained`."""
+        """Granted pages are a transfer's: it may write there until `arrive`, or until it is `drained`.
+
+        Whoever reads or passes them on before is a violation: nothing has come there yet.
+        """
 
     def drained(self, pages: "Tensor") -> None:
         """A transfer was given up, and nothing of it is on its way to pages any more: they may be released.
+
+        Those to which nothing has come are their row's as before the announcement, which may compute them itself.
 
         Told too late it ends what a release before it began: that every later holder of the pages is a violation.
         """
@@ -174,7 +179,10 @@ class Tracker(Protocol):
     def land(self, pages: "Tensor", tags: "Tensor") -> None:
         """What a transfer does that brings tags along with the pages: it overwrites those that lie there.
 
-        Before the content, so that no step reads content of a transfer that was late without finding its tag.
+        Twice, before the content and behind it, of which the same comes twice. By the first no step reads content of a
+        late transfer without finding its tag. By the second content is found that came behind a release, and whatever
+        the page was granted for since, though the first tag had landed before it. Whoever says that a transfer has
+        arrived waits for the second: what lands behind `arrive` fails the next check.
         """
 
     def sent(self, pages: "Tensor", held: Held) -> None:
@@ -197,7 +205,10 @@ class Tracker(Protocol):
         """
 
     def before_step(self, step: Step) -> int:
-        """Check all pages that a batch will read; returns the number of the step."""
+        """Check all pages that a batch will read; returns the number of the step.
+
+        Raises KvGuardError for sizes that were not said, and where `after_step` of the step ahead was not called.
+        """
 
     def launched_pages(self) -> "Tensor":
         """Those that the step reads which `before_step` has launched, int64; -1 stands for none."""
@@ -209,10 +220,13 @@ class Tracker(Protocol):
         """
 
     def after_step(self) -> None:
-        """Check the same pages as they were at the launch of the oldest step that was not checked behind it yet."""
+        """Check the same pages behind the step, as they were at its launch."""
 
     def verdict(self, step: int) -> Verdict:
-        """Of a step whose result is at hand, before its tokens are released."""
+        """Of a step whose result is at hand, before its tokens are released.
+
+        Requests that only a verdict named which nobody asked for are in the next one, of whatever step.
+        """
 
     def settle(self) -> Verdict:
         """Of all since the last step: for a pool that runs none, as the host's memory. Waits for the device."""

@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from quantkit.kv_guard.snapshots import Names, Snapshot, Stopwatch, copy_ring
 from quantkit.kv_guard.tracker import KvGuardError, Mode, Verdict, aborted_requests
 from quantkit.kv_guard.violations import Violation, read_line
 
+MOST_WAITING = 64  # engines are a few steps ahead of their results; each that waits keeps its ring, of 32 KiB
 _log = logging.getLogger(__name__)
 
 
@@ -30,6 +32,7 @@ class Verdicts:
         self.stopwatch = Stopwatch(on)
         self._num_checked = 0
         self._snapshots: deque[Snapshot] = deque()
+        self._owed: dict[str, None] = {}  # requests to end whose verdict nobody asked for, in order
 
     def launch(self) -> None:
         """A step is checked that will read what the rows have now."""
@@ -40,22 +43,32 @@ class Verdicts:
         self._num_checked += num_pages
 
     def close_step(self) -> None:
-        """What the ring holds is on its way to the host; the next step begins."""
+        """What the ring holds is on its way to the host; the next step begins. Too many that wait are too old."""
         self._snapshots.append(self._snapshot())
         self._num_checked = 0
         self.step += 1
+        if len(self._snapshots) > MOST_WAITING:
+            self._pass_over()
 
     def of(self, step: int) -> Verdict:
         """Of a step that was closed. Raises KvGuardError for another, and in mode halt for a violation."""
         while self._snapshots and self._snapshots[0].step < step:
-            self._read(self._snapshots.popleft())  # a result that the engine threw away
+            self._pass_over()
         if not self._snapshots or self._snapshots[0].step != step:
             raise KvGuardError(f"step {step} was not checked, or its verdict was read", remedy="call after_step first")
-        return self._read(self._snapshots.popleft())
+        return self._with_owed(self._read(self._snapshots.popleft()))
 
     def settle(self) -> Verdict:
         """Of all since the last step."""
-        return self._read(self._snapshot())
+        return self._with_owed(self._read(self._snapshot()))
+
+    def _pass_over(self) -> None:
+        """The oldest, whose result the engine threw away; whom it names is ended all the same."""
+        self._owed |= dict.fromkeys(self._read(self._snapshots.popleft()).aborted)
+
+    def _with_owed(self, verdict: Verdict) -> Verdict:
+        owed, self._owed = self._owed, {}
+        return replace(verdict, aborted=tuple(owed | dict.fromkeys(verdict.aborted)))
 
     def _snapshot(self) -> Snapshot:
         count, lines, ready = copy_ring(self._ring)

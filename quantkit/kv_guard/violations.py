@@ -3,7 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from quantkit.kv_guard.dispatch import FREE_INDEX, MOST_PAGES, NEVER, PLACE_MASK, SPOILED, UNGRANTED, Check, Word
+from quantkit.kv_guard.dispatch import (
+    FREE_INDEX,
+    MOST_PAGES,
+    NEVER,
+    PLACE_MASK,
+    SPOILED,
+    UNARRIVED,
+    UNGRANTED,
+    Check,
+    Word,
+)
 from quantkit.kv_guard.faults import MEANING, Fault
 from quantkit.kv_guard.seals import mark_of, page_of_mark, seal_of
 
@@ -119,7 +129,7 @@ def _fault_of(evidence: Evidence, check: Check, page_size: int) -> Fault:
     if evidence.found_seal == SPOILED:
         return Fault.SPOILED
     is_right = evidence.found_seal == evidence.expected_seal
-    if check is Check.ARRIVAL and (is_right or _is_reserved(evidence)):
+    if evidence.found_seal == UNARRIVED or (check is Check.ARRIVAL and is_right):
         return Fault.NOT_ARRIVED
     if not is_right:
         return _difference(evidence, has_travelled=check is Check.ARRIVAL)
@@ -142,11 +152,6 @@ _AT_A_GLANCE = {
 
 def _seal_of(tag: Tag) -> int:
     return seal_of(tag.generation, tag.owner, FREE_INDEX if tag.index is None else tag.index)
-
-
-def _is_reserved(evidence: Evidence) -> bool:
-    """A page that was taken for no row has the tag of a free one until something lands."""
-    return evidence.index is None and evidence.found.index is None
 
 
 def _difference(evidence: Evidence, *, has_travelled: bool) -> Fault:

@@ -166,7 +166,7 @@ class Books(RuleBasedStateMachine):
         known = {(page, life) for page, life, _, _ in self.cached}
         count = next((at for at, place in enumerate(self.rows[row]) if place not in known), len(self.rows[row]))
         self._open(to_row)
-        self.tracker.fork(row, to_row, count)
+        self.tracker.fork(row, to_row, numbers(*[page for page, _ in self.rows[row][:count]]))
         self.rows[to_row] = self.rows[row][:count]
         for index in range(count):
             self._write(to_row, index, self.rows[row][index][0])

@@ -316,3 +316,180 @@ def test_a_written_page_that_is_granted_anew_before_the_verdict_is_its_new_holde
     assert pool.tracker.verdict(write_step).aborted == ("r0",)
     assert pool.tracker.verdict(next_step).violations == ()
     assert pool.run(2).violations == ()
+
+
+OUTSIDE = pytest.mark.parametrize("page", [-1, 16, 1 << 40])
+
+
+@OUTSIDE
+@pytest.mark.parametrize("call", ["cache", "move", "copied", "sent", "send", "fork", "arrive", "reserve", "store"])
+def test_who_holds_or_is_given_a_page_that_the_pool_does_not_have(call, page):
+    """Once transfers were announced, too. It is a violation, and no other page is another."""
+    pool = Pool()
+    pool.begin(0, range(8), [3, 4])
+    pool.begin(1, range(50, 54), [15])
+    pool.tracker.announce(numbers(4))
+    before = [one.clone() for one in (pool.tracker.tags.seals_P, pool.tracker.tags.states_P)]
+    pages, row, index = numbers(page), numbers(0), numbers(0)
+    held = Held(generations=numbers(1), owners=numbers(2), indices=index)
+    arguments = {
+        "cache": (pages, row, index),
+        "move": (pages, numbers(page), row, index),
+        "copied": (pages, row, index, numbers(1)),
+        "arrive": (pages, row, index, numbers(5)),
+        "fork": (0, 1, pages),
+        "reserve": (pages,),
+        "store": (pages, held, numbers(5)),
+    }
+    getattr(pool.tracker, call)(*arguments.get(call, (pages, held)))
+    violations = pool.tracker.settle().violations
+    assert violations
+    assert {(one.fault, one.evidence.page) for one in violations} == {(Fault.OUTSIDE_POOL, page)}
+    assert all(map(torch.equal, before, (pool.tracker.tags.seals_P, pool.tracker.tags.states_P)))
+
+
+@OUTSIDE
+def test_events_of_which_nothing_can_be_said_leave_every_page_as_it_is(page):
+    pool = Pool()
+    pool.begin(0, range(4), [15])
+    pool.tracker.announce(numbers(page, page))
+    pool.tracker.drained(numbers(page))
+    pool.tracker.land(numbers(page, page), pool.tracker.lift(numbers(15, page)))
+    pool.begin(1, range(50, 54), [page])
+    pool.tracker.release(numbers(page))
+    assert [one.fault for one in pool.tracker.settle().violations] == [Fault.OUTSIDE_POOL] * 2
+    assert pool.run(0).violations == ()
+
+
+@pytest.mark.parametrize(("row", "index"), [(-1, 0), (4, 0), (0, -1), (0, 4), (1 << 40, 0)])
+def test_rows_and_places_that_there_are_none_of_expect_nothing(row, index):
+    pool = Pool()
+    pool.begin(0, range(16), [3, 4, 5, 6])
+    pool.begin(3, range(50, 54), [7])
+    pages, rows, indices = numbers(5), numbers(row), numbers(index)
+    held = pool.tracker.cache(pages, rows, indices)
+    assert [one.check for one in pool.tracker.settle().violations] == ["holder"]
+    pool.tracker.share(rows, indices, held)
+    pool.tracker.arrive(pages, rows, indices)
+    assert [one.check for one in pool.tracker.settle().violations] == ["arrival"]
+    assert pool.tracker.own_pages(row, index, numbers(7)).tolist() == [-1]
+    if index == 0:
+        pool.tracker.truncate(rows, numbers(0))
+        pool.tracker.prune(rows, numbers(4))
+        pool.tracker.open(row, "nobody")
+        pool.tracker.close(row)
+    assert pool.run(0, 3).violations == ()
+
+
+@pytest.mark.parametrize("row", [-1, 9])
+def test_a_row_beyond_the_table_that_is_read_again(row):
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    step = Step(table=pool.table, rows=numbers(0, row), lengths=numbers(4, 4), most_pages=1, is_steady=True)
+    number = pool.tracker.before_step(step)
+    pool.tracker.after_step()
+    assert [(one.check, one.row) for one in pool.tracker.verdict(number).violations] == [
+        ("before_step", row if row >= 0 else None)
+    ]
+
+
+def announced():
+    """A prefill's page 7 and its tags, and row 0 of a decode that waits for them in page 3."""
+    prefill, decode = Pool(), Pool()
+    for pool, page in ((prefill, 7), (decode, 3)):
+        pool.begin(0, range(4), [page])
+    decode.tracker.announce(numbers(3))
+    return decode, prefill.tracker.lift(numbers(7))
+
+
+@pytest.mark.parametrize("has_landed", [False, True])
+def test_what_waits_for_a_transfer_is_neither_read_nor_passed_on(has_landed):
+    decode, tags = announced()
+    if has_landed:
+        decode.tracker.land(numbers(3), tags)
+    fault = Fault.OTHER_PAGE if has_landed else Fault.NOT_ARRIVED
+    assert [one[:3] for one in faults(decode.run(0))] == [(fault, when, "r0") for when in ("before_step", "after_step")]
+    row, index, page = numbers(0), numbers(0), numbers(3)
+    held = decode.tracker.cache(page, row, index)
+    decode.tracker.sent(page, held)
+    decode.tracker.copied(page, row, index, numbers(1))
+    decode.tracker.fork(0, 1, page)
+    decode.tracker.move(page, numbers(9), row, index)
+    checks = [one[:2] for one in faults(decode.run(2))]
+    assert checks == [(fault, "holder")] * 5 + [(Fault.LANDING, "landing")]
+
+
+def test_a_transfer_that_was_announced_and_arrived_is_read():
+    decode, tags = announced()
+    decode.tracker.land(numbers(3), tags)
+    decode.tracker.land(numbers(3), tags)  # behind the content
+    decode.tracker.arrive(numbers(3), numbers(0), numbers(0))
+    assert decode.run(0).violations == ()
+
+
+def test_a_transfer_that_was_announced_and_is_wrongly_said_to_have_come():
+    decode, _ = announced()
+    decode.tracker.arrive(numbers(3), numbers(0), numbers(0))
+    assert [one[:2] for one in faults(decode.run(0))] == [
+        (Fault.NOT_ARRIVED, check) for check in ("arrival", "before_step", "after_step")
+    ]
+
+
+def test_what_lands_behind_the_arrival_fails_the_next_check():
+    decode, tags = announced()
+    decode.tracker.land(numbers(3), tags)
+    decode.tracker.arrive(numbers(3), numbers(0), numbers(0))
+    decode.tracker.land(numbers(3), tags)
+    assert faults(decode.run(0))[0] == (Fault.OTHER_PAGE, "before_step", "r0", 3)
+
+
+def test_content_behind_a_release_is_found_by_its_second_tag():
+    """The first had landed before: the page was announced, said to be drained, and is another's by now."""
+    decode, tags = announced()
+    decode.tracker.land(numbers(3), tags)
+    decode.tracker.drained(numbers(3))
+    decode.tracker.release(numbers(3))
+    decode.begin(1, range(50, 54), [3])
+    assert decode.run(1).violations == ()
+    decode.tracker.land(numbers(3), tags)
+    assert faults(decode.run(1))[0] == (Fault.OTHER_PAGE, "before_step", "r1", 3)
+
+
+def test_a_row_computes_what_a_transfer_that_was_given_up_did_not_bring():
+    """Of two pages one had come: that is not the row's any more."""
+    prefill, decode = Pool(), Pool()
+    for pool, pages in ((prefill, [7, 8]), (decode, [3, 4])):
+        pool.begin(0, range(8), pages)
+    decode.tracker.announce(numbers(3, 4))
+    decode.tracker.land(numbers(4), prefill.tracker.lift(numbers(8)))
+    decode.tracker.drained(numbers(3, 4))
+    assert [one[::3] for one in faults(decode.run(0))] == [(Fault.OTHER_PAGE, 4)] * 2
+
+
+def test_a_page_that_was_spoiled_before_it_is_announced_stays_so():
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    pool.tracker.announce(numbers(3))
+    pool.tracker.release(numbers(3))
+    pool.begin(1, range(50, 54), [3])
+    pool.tracker.announce(numbers(3))
+    pool.tracker.drained(numbers(3))
+    assert (Fault.SPOILED, "before_step", "r1", 3) in faults(pool.run(1))
+
+
+def test_what_a_row_may_give_back_while_it_waits_for_a_transfer():
+    decode, _ = announced()
+    decode.begin(1, range(50, 54), [5])
+    assert decode.tracker.own_pages(0, 0, numbers(3)).tolist() == [3]
+    assert decode.tracker.own_pages(0, 0, numbers(5)).tolist() == [3]
+    assert decode.tracker.own_pages(1, 0, numbers(3)).tolist() == [5]
+
+
+def test_what_landed_in_a_page_that_was_released_is_no_arrival():
+    prefill, decode = Pool(), Pool()
+    for pool, page in ((prefill, 7), (decode, 3)):
+        pool.begin(0, range(4), [page])
+    decode.tracker.release(numbers(3))
+    decode.tracker.land(numbers(3), prefill.tracker.lift(numbers(7)))
+    decode.tracker.arrive(numbers(3), numbers(0), numbers(0))
+    assert faults(decode.run(0))[0][1:] == ("arrival", "r0", 3)

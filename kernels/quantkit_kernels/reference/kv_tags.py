@@ -34,6 +34,7 @@ __all__ = [
     "found_words",
     "generations",
     "grant_pages",
+    "is_in",
     "is_nothing",
     "mark_of",
     "mix",
@@ -59,14 +60,14 @@ def append_lines(ring: Ring, is_bad_N: Tensor, words: dict[Word, Tensor | int]) 
     ring.count_1.add_(is_bad_N.sum())
 
 
-def _is_in(numbers: Tensor, count: int) -> Tensor:
+def is_in(numbers: Tensor, count: int) -> Tensor:
     """Numbers that an array of ``count`` has."""
     return (numbers >= 0) & (numbers < count)
 
 
 def found_words(tags: PageTags, pages_N: Tensor) -> dict[Word, Tensor | int]:
     """What lies at pages, for a line; zeros, which nothing expects, for those that the pool does not have."""
-    is_inside = _is_in(pages_N, tags.num_pages)
+    is_inside = is_in(pages_N, tags.num_pages)
     safe = torch.where(is_inside, pages_N, 0)
     records = torch.where(is_inside[:, None], tags.records_P3[safe], 0)
     return {
@@ -118,7 +119,7 @@ def grant_pages(
 
 def _is_place(expectations: Expectations, rows: Tensor, indices: Tensor) -> Tensor:
     """Rows and logical pages that expectations have."""
-    return _is_in(rows, len(expectations.seals_RL)) & _is_in(indices, expectations.seals_RL.shape[1])
+    return is_in(rows, len(expectations.seals_RL)) & is_in(indices, expectations.seals_RL.shape[1])
 
 
 def _expected(expectations: Expectations, rows: Tensor, indices: Tensor) -> Tensor:
@@ -145,7 +146,7 @@ def _reseal(
     tags: PageTags, ring: Ring, pages: Tensor, records: Tensor, state: State, words: dict[Word, Tensor | int]
 ) -> Tensor:
     """Give pages a state; one that is in it already is a violation. Which entries name a page of the pool."""
-    inside = _is_in(pages, tags.num_pages).nonzero()[:, 0]
+    inside = is_in(pages, tags.num_pages).nonzero()[:, 0]
     known = pages[inside]
     is_bad = torch.ones_like(pages, dtype=torch.bool)
     is_bad[inside] = ((tags.states_P[known] != State.FREE) == (state is not State.FREE)) | _is_repeated(known)
@@ -184,7 +185,7 @@ def check_pages(
         is_read &= index_1L >= firsts[:, None]
     columns = (index_1L * page_size if by_token else index_1L).clamp(max=table.shape[1] - 1)
     rows_B1 = rows.long()[:, None]
-    is_listed = _is_in(rows_B1, len(table))
+    is_listed = is_in(rows_B1, len(table))
     entries = torch.where(is_listed, table[torch.where(is_listed, rows_B1, 0), columns].long(), -1)
     pages = entries // page_size if by_token else entries
     seals = torch.where(is_read, _expected(expectations, rows_B1, index_1L), NEVER)
@@ -267,9 +268,9 @@ def check_writes(
     is_stored = (slots >= 0) & (pages != null_page)
     seals, found = _expected(expectations, rows, indices), found_words(tags, pages)
     is_wrong = (found[Word.FOUND_SEAL] != seals) | is_nothing(seals) | (slots % page_size != positions % page_size)
-    is_wrong |= tags.states_P[torch.where(_is_in(pages, tags.num_pages), pages, 0)] == State.SHARED
+    is_wrong |= tags.states_P[torch.where(is_in(pages, tags.num_pages), pages, 0)] == State.SHARED
     words = expected_words(expectations, rows, indices, seals) | found
     words |= {Word.STEP: step, Word.CHECK: Check.WRITE, Word.SLOT: slots, Word.DETAIL: positions}
     append_lines(ring, is_stored & is_wrong, words)
-    spoiled = pages[is_stored & is_wrong & _is_in(pages, tags.num_pages)]
+    spoiled = pages[is_stored & is_wrong & is_in(pages, tags.num_pages)]
     tags.seals_P.index_put_((spoiled,), mark_of(spoiled) ^ SPOILED)

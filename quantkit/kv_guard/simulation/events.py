@@ -94,8 +94,8 @@ class Events:
 
         self._put(run)
 
-    def fork(self, row: int, to_row: int, num_pages: int) -> None:
-        self._put(lambda tracker: tracker.fork(row, to_row, num_pages))
+    def fork(self, row: int, to_row: int, pages: Sequence[int]) -> None:
+        self._put(lambda tracker: tracker.fork(row, to_row, numbers(pages)))
 
     def copied(self, page: int, row: int, index: int, to_row: int) -> None:
         """One page, for another row."""

@@ -93,8 +93,8 @@ def _begin_fork(engine: Engine, parent: Request, child: Request, pages: list[int
     engine.named[child.name] = child
     child.row = engine.rows.free.pop()
     engine.events.open(child.row, child.name)
-    engine.events.fork(parent.row, child.row, whole)
     child.pages = parent.pages[:whole]
+    engine.events.fork(parent.row, child.row, list(child.pages))
     engine.rows.write(child.row, 0, child.pages)
     assert parent.node is not None
     hold(engine, child, parent.node)

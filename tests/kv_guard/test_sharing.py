@@ -1,0 +1,56 @@
+"""Pages that several read: none of them writes there, whatever became of the page since."""
+
+import pytest
+
+from quantkit.kv_guard.faults import Fault
+from tests.kv_guard.pools import PAGE_SIZE, Pool, faults, numbers
+
+
+def test_a_shared_page_that_was_moved_is_written_no_more():
+    pool = Pool()
+    pool.begin(0, range(6), [3, 4])
+    pool.tracker.cache(numbers(3), numbers(0), numbers(0))
+    pool.tracker.move(numbers(3, 4), numbers(8, 9), numbers(0, 0), numbers(0, 1))
+    pool.table[0, :2] = numbers(8, 9)
+    assert pool.run(0).violations == ()
+    pool.tracker.check_writes(numbers(9 * PAGE_SIZE + 1), numbers(0), numbers(5))  # the row's own, as before
+    assert pool.run(0).violations == ()
+    pool.tracker.check_writes(numbers(8 * PAGE_SIZE), numbers(0), numbers(0))
+    assert (Fault.WRITE_TO_SHARED, "write", "r0", 8) in faults(pool.run(0))
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_a_fork_that_writes_on_in_its_parents_last_page(row):
+    """Neither does the parent: both read there."""
+    pool = Pool()
+    pool.begin(0, range(6), [3, 4])
+    pool.tracker.open(1, "r1")
+    pool.tracker.fork(0, 1, numbers(3, 4))
+    pool.table[1, :2], pool.lengths[1] = numbers(3, 4), 6
+    assert pool.run(0, 1).violations == ()
+    pool.tracker.check_writes(numbers(4 * PAGE_SIZE + 2), numbers(row), numbers(6))
+    verdict = pool.run(0, 1)
+    assert (Fault.WRITE_TO_SHARED, "write", f"r{row}", 4) in faults(verdict)
+    assert sorted(verdict.aborted) == ["r0", "r1"]
+
+
+def test_a_fork_of_pages_that_are_not_its_parents():
+    pool = Pool()
+    pool.begin(0, range(8), [3, 4])
+    pool.begin(2, range(50, 54), [5])
+    pool.tracker.open(1, "r1")
+    pool.tracker.fork(0, 1, numbers(3, 5))
+    pool.tracker.check_writes(numbers(5 * PAGE_SIZE + 1), numbers(2), numbers(1))  # whose it is writes on
+    assert faults(pool.run(2)) == [(Fault.OTHER_OWNER, "holder", "r1", 5)]
+
+
+def test_a_page_that_is_cached_before_its_transfer_has_come_may_still_be_written():
+    """So that its release is one of a page where a transfer may write."""
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    pool.tracker.announce(numbers(3))
+    pool.tracker.cache(numbers(3), numbers(0), numbers(0))
+    pool.tracker.release(numbers(3))
+    assert (Fault.LANDING, "landing", None, 3) in faults(pool.run(2))
+    pool.begin(1, range(50, 54), [3])
+    assert (Fault.SPOILED, "before_step", "r1", 3) in faults(pool.run(1))

@@ -2,7 +2,7 @@
 
 A grant is a number here, which nothing on its way can change; no seal, owner or tag is looked at. So it is known at
 each check which pages are wrong for whom: those the guard must name (`is_sure`), those it may name (content came
-without its tag, or a transfer is still under way), and no others.
+without its tag), and no others.
 
 Legend: P pages, R rows, L logical pages, B rows of a batch, N entries.
 """
@@ -89,8 +89,8 @@ class Books:
         safe = torch.where(is_inside, pages, 0)
         taints = self.taints_P[safe]
         is_sure = ~is_inside | (self.grants_P[safe] != grants) | (grants <= 0) | (taints == SPOILED)
-        is_sure |= self.is_tagged_P[safe]  # with another pool's tags
-        return is_sure, is_sure | (taints != SOUND) | (self.waits_for_P[safe] != NOBODY)
+        is_sure |= self.is_tagged_P[safe] | (self.waits_for_P[safe] != NOBODY)  # what was announced has not come yet
+        return is_sure, is_sure | (taints != SOUND)
 
     def grant(self, pages: Tensor, grants: Tensor) -> None:
         """To whoever holds them from now on: nothing of what was matters, but a transfer that may still write there."""
@@ -109,6 +109,11 @@ class Books:
         self.taints_P[pages] = self.landed_P[pages] = SOUND
         self.is_shared_P[pages] = self.is_tagged_P[pages] = False
         self.waits_for_P[pages] = NOBODY
+
+    def announce(self, pages: Tensor, transfer: int) -> None:
+        """It may write to pages that are held."""
+        is_held = (self.grants_P[pages] != FREE) & ~self.is_shared_P[pages]
+        self.waits_for_P[pages] = torch.where(is_held, transfer, self.waits_for_P[pages])
 
     def land(self, pages: Tensor, transfer: int, taints: Tensor, *, is_tag: bool) -> None:
         """A transfer writes, beside the stream: right where it was announced for the holder, and nowhere else."""

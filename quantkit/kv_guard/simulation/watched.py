@@ -80,8 +80,7 @@ class Watched:
 
     def cache(self, pages: Tensor, rows: Tensor, indices: Tensor) -> Known:
         grants = self.books.expected(rows, indices)
-        self.truth.note("holder", pages, self.books.is_other(pages, grants), rows, indices)
-        self.books.is_shared_P[pages] = True
+        self._note_holder(pages, grants, rows, indices)
         held = self.guard.cache(pages, rows, indices)
         return Known(generations=held.generations, owners=held.owners, indices=held.indices, grants=grants)
 
@@ -90,15 +89,21 @@ class Watched:
         self.guard.share(rows, indices, held)
 
     def move(self, sources: Tensor, targets: Tensor, rows: Tensor, indices: Tensor) -> None:
-        grants = self.books.expected(rows, indices)
-        self.truth.note("holder", sources, self.books.is_other(sources, grants), rows, indices)
+        books = self.books
+        is_other = books.is_other(sources, books.expected(rows, indices))
+        self.truth.note("holder", sources, is_other, rows, indices)
+        is_shared = books.is_shared_P[sources]
         self._grant(targets, rows, indices)
+        books.is_shared_P[targets] = is_shared
         self._release(sources)
         self.guard.move(sources, targets, rows, indices)
 
-    def fork(self, row: int, to_row: int, num_pages: int) -> None:
-        self.books.expected_RL[to_row, :num_pages] = self.books.expected_RL[row, :num_pages]
-        self.guard.fork(row, to_row, num_pages)
+    def fork(self, row: int, to_row: int, pages: Tensor) -> None:
+        indices = torch.arange(len(pages))
+        grants = self.books.expected_RL[row, : len(pages)].clone()
+        self._note_holder(pages, grants, torch.full_like(indices, to_row), indices)
+        self.books.expected_RL[to_row, : len(pages)] = grants
+        self.guard.fork(row, to_row, pages)
 
     def copied(self, sources: Tensor, rows: Tensor, indices: Tensor, to_rows: Tensor) -> None:
         grants = self.books.expected(rows, indices)
@@ -126,7 +131,7 @@ class Watched:
         self.guard.clear()
 
     def announce(self, pages: Tensor, transfer: int) -> None:
-        self.books.waits_for_P[pages] = transfer
+        self.books.announce(pages, transfer)
         self.guard.announce(pages)
 
     def drained(self, pages: Tensor) -> None:
@@ -139,7 +144,7 @@ class Watched:
         self._note_touched(pages, None, None)
         is_held = books.grants_P[pages] != FREE
         self.truth.note("grant", pages, (is_held, is_held))
-        books.grant(pages, torch.where(is_held, books.grants_P[pages], books.next_grants(len(pages))))
+        books.grant(pages, books.next_grants(len(pages)))
         books.waits_for_P[pages] = transfer
         self.guard.reserve(pages)
 
@@ -170,15 +175,18 @@ class Watched:
         self, pages: Tensor, rows: Tensor, indices: Tensor, is_right: Tensor, checksums: Tensor | None = None
     ) -> None:
         """``is_right``: pages that hold what the row's request has there."""
-        is_other = self.books.grants_P[pages] != self.books.expected(rows, indices)
-        self._note_arrived(pages, is_right & ~is_other, rows, indices)
+        grants = self.books.expected(rows, indices)
+        is_other = self.books.grants_P[pages] != grants
+        is_sure = self._note_arrived(pages, is_right & ~is_other, rows, indices)
+        self._take_over(pages, grants, ~is_sure & (grants > NOTHING))
         self.guard.arrive(pages, rows, indices, checksums)
 
     def store(self, pages: Tensor, held: Known, is_right: Tensor, checksums: Tensor | None = None) -> Known:
-        self._note_arrived(pages, is_right, None, None)
-        grants = self.books.next_grants(len(pages))
-        self.books.grants_P[pages] = grants
-        self.books.is_shared_P[pages] = True
+        books, grants = self.books, self.books.next_grants(len(pages))
+        is_awaited = books.waits_for_P[pages] != NOBODY
+        is_sure = self._note_arrived(pages, is_right, None, None)
+        self._take_over(pages, grants, ~is_sure | is_awaited)
+        books.is_shared_P[pages] |= is_awaited
         kept = self.guard.store(pages, held, checksums)
         return Known(generations=kept.generations, owners=kept.owners, indices=kept.indices, grants=grants)
 
@@ -219,6 +227,12 @@ class Watched:
         books.grant(pages, grants)
         books.expected_RL[rows, indices] = grants
 
+    def _note_holder(self, pages: Tensor, grants: Tensor, rows: Tensor, indices: Tensor) -> None:
+        """Who shares pages must hold them, and then nobody writes there any more."""
+        wrong = self.books.is_other(pages, grants)
+        self.truth.note("holder", pages, wrong, rows, indices)
+        self.books.is_shared_P[pages] |= ~wrong[0]
+
     def _release(self, pages: Tensor) -> None:
         books = self.books
         is_awaited = books.waits_for_P[pages] != NOBODY
@@ -234,8 +248,8 @@ class Watched:
         is_sure = books.is_dirty_P[pages] | (landed == SPOILED)
         self.truth.note("landing", pages, (is_sure, is_sure | (landed != SOUND)), rows, indices)
 
-    def _note_arrived(self, pages: Tensor, is_right: Tensor, rows: Tensor | None, indices: Tensor | None) -> None:
-        """What has no tag of its transfer, or was released meanwhile, has surely not arrived."""
+    def _note_arrived(self, pages: Tensor, is_right: Tensor, rows: Tensor | None, indices: Tensor | None) -> Tensor:
+        """What has no tag of its transfer, or was released meanwhile, has surely not arrived: bool [N]."""
         books = self.books
         is_free = books.grants_P[pages] == FREE
         is_sure = is_free | ~books.is_tagged_P[pages] & (books.taints_P[pages] == SOUND)
@@ -243,3 +257,8 @@ class Watched:
         for check in ("arrival", "content"):
             self.truth.note(check, pages, (is_sure & (check == "arrival"), ~is_right), rows, indices)
         books.take(pages, is_right)
+        return is_sure
+
+    def _take_over(self, pages: Tensor, grants: Tensor, which_N: Tensor) -> None:
+        """What has arrived is his who waited; whoever was granted the page meanwhile is wronged from now on."""
+        self.books.grants_P[pages] = torch.where(which_N, grants, self.books.grants_P[pages])

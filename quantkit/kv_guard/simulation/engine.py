@@ -19,7 +19,7 @@ from quantkit.kv_guard.simulation.shapes import EngineShape
 from quantkit.kv_guard.simulation.stream import Beside, Stream
 from quantkit.kv_guard.simulation.tree import Node, Tree
 from quantkit.kv_guard.simulation.watched import Watched
-from quantkit.kv_guard.tracker import Mode
+from quantkit.kv_guard.tracker import Mode, Tracker
 
 if TYPE_CHECKING:
     from quantkit.kv_guard.simulation.host_tier import HostTier
@@ -27,15 +27,17 @@ if TYPE_CHECKING:
 
 _RING_LINES = 2048
 
+MakeGuard = Callable[[GuardSettings], Tracker]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What the engines of a world have in common. ``is_guarded``: whether there is a tracker."""
+    """What the engines of a world have in common. ``make_guard`` makes their trackers."""
 
     random: Random
     beside: Beside
     judge: Judge
-    is_guarded: bool = True
+    make_guard: MakeGuard = new_tracker
     content: bool = True
     transfers: Iterator[int] = field(default_factory=lambda: count(1))  # their numbers
 
@@ -62,7 +64,7 @@ def settings_of(shape: EngineShape, num_pages: int, first_generation: int) -> Gu
 def watched(shape: EngineShape, num_pages: int, first_generation: int, around: Surroundings) -> Watched:
     """The guard of a pool, and what is true of it."""
     settings = settings_of(shape, num_pages, first_generation)
-    return Watched(new_tracker(settings if around.is_guarded else None), settings.size)
+    return Watched(around.make_guard(settings), settings.size)
 
 
 class Engine:

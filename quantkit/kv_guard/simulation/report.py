@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from quantkit.kv_guard.simulation.faults.kinds import KINDS
 from quantkit.kv_guard.simulation.judge import Injection
+from quantkit.kv_guard.tracker import STEP_CHECKS
 
 MOMENTS: Mapping[str, str] = {
     "before_step": "before the step",
@@ -23,8 +24,8 @@ MOMENTS: Mapping[str, str] = {
 
 @dataclass(slots=True, kw_only=True)
 class KindCount:
-    """Of one kind: ``missed`` are those that spoiled a token which was released, or that nothing saw although a step
-    read what they touched; ``harmless`` ones no step ever read."""
+    """Of one kind: ``missed`` are those that spoiled a token which was released, that nothing saw although a step
+    read what they touched, or that a check did not name which could see them; ``harmless`` ones no step ever read."""
 
     kind: str
     injected: int = 0
@@ -49,11 +50,16 @@ class KindCount:
             return
         self.injected += 1
         self.combined += is_combined
-        self.caught += injection.is_caught
-        self.missed += not injection.is_caught
-        self.late += bool(injection.seen and injection.unsaid)
+        is_late = bool(injection.seen) and (bool(injection.unsaid) or self._is_behind(injection.seen[0]))
+        is_caught = injection.is_caught and not is_late
+        self.caught += is_caught
+        self.missed += not is_caught
+        self.late += is_late
         if injection.seen:
             self.when[injection.seen[0]] += 1
+
+    def _is_behind(self, check: str) -> bool:
+        return KINDS[self.kind].is_ahead and check in STEP_CHECKS
 
     @property
     def seen_first(self) -> str:

@@ -69,6 +69,7 @@ class Books:
         self.expected_RL = torch.zeros(num_rows, most_pages, dtype=torch.int64)
         self.names: dict[int, str] = {}
         self._num_grants = 0
+        self.has_transfers = False  # until the first is announced a guard does not look for what lands on free pages
 
     def next_grants(self, count: int) -> Tensor:
         """Numbers that nothing was granted under."""
@@ -112,6 +113,7 @@ class Books:
 
     def announce(self, pages: Tensor, transfer: int) -> None:
         """It may write to pages that are held."""
+        self.has_transfers = True
         is_held = (self.grants_P[pages] != FREE) & ~self.is_shared_P[pages]
         self.waits_for_P[pages] = torch.where(is_held, transfer, self.waits_for_P[pages])
 
@@ -120,11 +122,12 @@ class Books:
         is_right = self.waits_for_P[pages] == transfer
         is_free = self.grants_P[pages] == FREE
         stray = torch.full_like(pages, SPOILED if is_tag else DOUBTFUL)
+        landed = stray if self.has_transfers else stray.clamp(max=DOUBTFUL)
         now = self.taints_P[pages].clamp(max=DOUBTFUL) if is_tag else self.taints_P[pages]
         brought = taints if is_tag else taints.clamp(max=DOUBTFUL)
         wrong = torch.where(is_free, self.taints_P[pages], torch.maximum(self.taints_P[pages], stray))
         self.taints_P[pages] = torch.where(is_right, torch.maximum(now, brought), wrong)
-        self.landed_P[pages] = torch.where(is_free, torch.maximum(self.landed_P[pages], stray), self.landed_P[pages])
+        self.landed_P[pages] = torch.where(is_free, torch.maximum(self.landed_P[pages], landed), self.landed_P[pages])
         if is_tag:
             self.is_tagged_P[pages] |= is_right
 

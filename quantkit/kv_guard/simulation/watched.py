@@ -145,6 +145,7 @@ class Watched:
         is_held = books.grants_P[pages] != FREE
         self.truth.note("grant", pages, (is_held, is_held))
         books.grant(pages, books.next_grants(len(pages)))
+        books.has_transfers = True
         books.waits_for_P[pages] = transfer
         self.guard.reserve(pages)
 

@@ -16,10 +16,15 @@ GENERATION, OWNER, PLACE = range(3)  # columns of a record; PLACE: logical index
 PLACE_MASK = 0xFFFF_FFFF  # of the index in a place
 FREE_INDEX = 0xFFFF_FFFF  # the logical index of a page that nobody holds
 MOST_PAGES = 1 << 31  # of a pool: what a mark undoes to beyond is no page
-NEVER = 0  # expected of nothing: by a row that is not open, and of pages that a window has left behind
-UNGRANTED = 1  # expected of a logical page that an open row was not granted: no null page may stand there
-SPOILED = 2  # the seal, without its mark, of a page where somebody has written, or may, who does not hold it
-UNARRIVED = 3  # the same of a page that waits for a transfer, whose tag has not landed: nothing may be read there
+# Seals that are no page's. Expected, where nothing passes, by
+NEVER = 0  # a row that is not open
+UNGRANTED = 1  # a logical page that an open row was not granted: no null page may stand there
+PRUNED = 4  # pages that a window has left behind: a null page may stand there, and is not to be read
+SHIFTED = 5  # a page whose first token is not in its first slot, by the table of a step
+# and found, with the page's mark, by all who read there:
+SPOILED = 2  # somebody has written there, or may, who does not hold it
+UNARRIVED = 3  # it waits for a transfer, whose tag has not landed
+FIRST_SEAL = 8  # of a page; one below it by chance, of 2^61, would be a violation
 MARK = 0x51ED_2705  # what is added to a page before it is mixed into its seal
 
 LINE_WORDS = 16

@@ -12,67 +12,24 @@ A page that is named twice in one call changes its state once: of its entries al
 are, and the tag that stays is that of one of these. What such a line found may be the tag of another entry.
 """
 
-import torch
 import triton
 from torch import Tensor
 
-from quantkit_kernels.checks import check_devices, seen
-from quantkit_kernels.kv_tag_arrays import LINE_WORDS, Captured, Expectations, PageTags, Ring
+from quantkit_kernels.kv_tag_arrays import Captured, Expectations, PageTags, Ring
+from quantkit_kernels.kv_tag_checks import (
+    check_arrays,
+    check_page_size,
+    check_room,
+    check_table,
+    check_tags,
+    vectors,
+)
 from quantkit_kernels.kv_tag_grants_jit import grant_kernel, release_kernel
 from quantkit_kernels.kv_tags_jit import check_captured_kernel, check_pages_kernel, check_writes_kernel
 from quantkit_kernels.launch import check_runs, launches
 
 BLOCK = 128  # pages of a program, a thread each
 OPTIONS = {"BLOCK": BLOCK, "num_warps": BLOCK // 32, "enable_fp_fusion": False}
-
-
-def _check_array(name: str, array: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    if array.dtype != dtype or array.shape != shape or not array.is_contiguous():
-        raise ValueError(f"{name} is {dtype} {shape} without gaps, not {seen(array)}")
-
-
-def _check_tags(tags: PageTags, ring: Ring, beside: Tensor) -> None:
-    """Raise ValueError for arrays of other shapes, and for those that are not where ``beside`` is."""
-    num_pages = tags.num_pages
-    _check_array("seals_P", tags.seals_P, torch.int64, (num_pages,))
-    _check_array("records_P3", tags.records_P3, torch.int64, (num_pages, 3))
-    _check_array("states_P", tags.states_P, torch.int32, (num_pages,))
-    _check_array("lines_KW", ring.lines_KW, torch.int64, (len(ring.lines_KW), LINE_WORDS))
-    _check_array("count_1", ring.count_1, torch.int64, (1,))
-    check_devices(
-        arguments=beside,
-        seals_P=tags.seals_P,
-        records_P3=tags.records_P3,
-        states_P=tags.states_P,
-        lines_KW=ring.lines_KW,
-        count_1=ring.count_1,
-    )
-
-
-def _check_expectations(expectations: Expectations, beside: Tensor) -> tuple[int, int]:
-    """Rows, and logical pages of each."""
-    num_rows, row_pages = expectations.seals_RL.shape
-    _check_array("seals_RL", expectations.seals_RL, torch.int64, (num_rows, row_pages))
-    _check_array("details_RL2", expectations.details_RL2, torch.int64, (num_rows, row_pages, 2))
-    check_devices(arguments=beside, seals_RL=expectations.seals_RL, details_RL2=expectations.details_RL2)
-    return num_rows, row_pages
-
-
-def _vectors(**vectors: Tensor) -> list[Tensor]:
-    """Integers of equal number, without gaps. Raises ValueError for what is something else."""
-    first = next(iter(vectors))
-    for name, vector in vectors.items():
-        if vector.dtype not in (torch.int32, torch.int64) or vector.ndim != 1:
-            raise ValueError(f"{name} are int32 or int64 [{first}], not {seen(vector)}")
-        if len(vector) != len(vectors[first]):
-            raise ValueError(f"{len(vector)} {name} for {len(vectors[first])} {first}")
-    check_devices(**vectors)
-    return [vector.contiguous() for vector in vectors.values()]
-
-
-def _check_page_size(page_size: int) -> None:
-    if page_size < 1:
-        raise ValueError(f"page_size is at least 1, not {page_size}")
 
 
 def _signed(number: int) -> int:
@@ -94,9 +51,8 @@ def grant_pages(
     step: int,
 ) -> None:
     """Seal free pages for logical pages of rows, and let the rows expect that. A page that is held is a violation."""
-    vectors = _vectors(pages=pages, rows=rows, indices=indices, owners=owners)
-    _check_tags(tags, ring, pages)
-    num_rows, row_pages = _check_expectations(expectations, pages)
+    columns = vectors(pages=pages, rows=rows, indices=indices, owners=owners)
+    num_rows, row_pages = check_arrays(tags, expectations, ring, pages)
     if len(pages):
         check_runs(pages)
         grant_kernel[(triton.cdiv(len(pages), BLOCK),)](
@@ -107,7 +63,7 @@ def grant_pages(
             expectations.details_RL2,
             ring.lines_KW,
             ring.count_1,
-            *vectors,
+            *columns,
             tags.num_pages,
             num_rows,
             row_pages,
@@ -122,8 +78,8 @@ def grant_pages(
 @launches
 def release_pages(tags: PageTags, ring: Ring, pages: Tensor, *, first_generation: int, step: int) -> None:
     """Seal pages as free, under new generations. A page that is free already, or named twice, is a violation."""
-    (vector,) = _vectors(pages=pages)
-    _check_tags(tags, ring, pages)
+    (vector,) = vectors(pages=pages)
+    check_tags(tags, ring, pages)
     if len(pages):
         check_runs(pages)
         release_kernel[(triton.cdiv(len(pages), BLOCK),)](
@@ -140,17 +96,6 @@ def release_pages(tags: PageTags, ring: Ring, pages: Tensor, *, first_generation
             step,
             **OPTIONS,
         )
-
-
-def _check_captured(captured: Captured, num_rows: int, most_pages: int, beside: Tensor) -> int:
-    """Pages from one row to the next."""
-    shape = tuple(captured.pages_BL.shape)
-    _check_array("pages_BL", captured.pages_BL, torch.int32, shape)
-    _check_array("seals_BL", captured.seals_BL, torch.int64, shape)
-    check_devices(arguments=beside, pages_BL=captured.pages_BL, seals_BL=captured.seals_BL)
-    if len(shape) != 2 or num_rows > shape[0] or most_pages > shape[1]:
-        raise ValueError(f"captured has room for {shape}, not for {num_rows} rows of {most_pages} pages")
-    return shape[1]
 
 
 @launches
@@ -175,14 +120,11 @@ def check_pages(
     ``table`` int32 or int64 [rows, entries], whose rows may be further apart; the others [B].
     """
     batch = {"rows": rows, "lengths": lengths} | ({} if firsts is None else {"firsts": firsts})
-    vectors = _vectors(**batch)
-    _check_tags(tags, ring, rows)
-    num_rows, row_pages = _check_expectations(expectations, rows)
-    _check_page_size(page_size)
-    check_devices(rows=rows, table=table)
-    if table.dtype not in (torch.int32, torch.int64) or table.ndim != 2 or not table.shape[1] or table.stride(1) != 1:
-        raise ValueError(f"table is int32 or int64 [rows, entries], an entry beside the other, not {seen(table)}")
-    stride = 0 if captured is None else _check_captured(captured, len(rows), most_pages, rows)
+    columns = vectors(**batch)
+    num_rows, row_pages = check_arrays(tags, expectations, ring, rows)
+    check_page_size(page_size)
+    check_table(table, rows)
+    stride = 0 if captured is None else check_room(captured, len(rows), most_pages, rows)
     if len(rows) and most_pages > 0:
         check_runs(rows)
         check_pages_kernel[(len(rows), triton.cdiv(most_pages, BLOCK))](
@@ -193,9 +135,9 @@ def check_pages(
             ring.lines_KW,
             ring.count_1,
             table,
-            vectors[0],
-            vectors[1],
-            vectors[-1],
+            columns[0],
+            columns[1],
+            columns[-1],
             tags.states_P if captured is None else captured.pages_BL,
             tags.seals_P if captured is None else captured.seals_BL,
             tags.num_pages,
@@ -229,10 +171,9 @@ def check_captured(
     step: int,
 ) -> None:
     """After a step: are the pages that it read still what they were at its launch?"""
-    (vector,) = _vectors(rows=rows)
-    _check_tags(tags, ring, rows)
-    num_rows, row_pages = _check_expectations(expectations, rows)
-    stride = _check_captured(captured, len(rows), most_pages, rows)
+    (vector,) = vectors(rows=rows)
+    num_rows, row_pages = check_arrays(tags, expectations, ring, rows)
+    stride = check_room(captured, len(rows), most_pages, rows)
     if len(rows) and most_pages > 0:
         check_runs(rows)
         check_captured_kernel[(len(rows), triton.cdiv(most_pages, BLOCK))](
@@ -273,10 +214,9 @@ def check_writes(
     A page where one does not belong is spoiled. A token that another program of this launch checks there behind that is
     a violation, too: `check_captured` would find its row in any case.
     """
-    vectors = _vectors(slots=slots, rows=rows, positions=positions)
-    _check_tags(tags, ring, slots)
-    num_rows, row_pages = _check_expectations(expectations, slots)
-    _check_page_size(page_size)
+    columns = vectors(slots=slots, rows=rows, positions=positions)
+    num_rows, row_pages = check_arrays(tags, expectations, ring, slots)
+    check_page_size(page_size)
     if len(slots):
         check_runs(slots)
         check_writes_kernel[(triton.cdiv(len(slots), BLOCK),)](
@@ -287,7 +227,7 @@ def check_writes(
             expectations.details_RL2,
             ring.lines_KW,
             ring.count_1,
-            *vectors,
+            *columns,
             tags.num_pages,
             num_rows,
             row_pages,

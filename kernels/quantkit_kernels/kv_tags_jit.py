@@ -7,7 +7,7 @@ program without a violation does not enter.
 import triton
 import triton.language as tl
 
-from quantkit_kernels.kv_tag_arrays import NEVER, SPOILED, UNGRANTED, Check, State
+from quantkit_kernels.kv_tag_arrays import FIRST_SEAL, NEVER, PRUNED, SHIFTED, SPOILED, Check, State
 from quantkit_kernels.kv_tag_lines_jit import (
     SIZES,
     VECTORS,
@@ -20,7 +20,8 @@ from quantkit_kernels.kv_tag_lines_jit import (
     write_found,
 )
 
-_NEVER, _UNGRANTED = tl.constexpr(NEVER), tl.constexpr(UNGRANTED)
+_NEVER, _PRUNED, _SHIFTED = tl.constexpr(NEVER), tl.constexpr(PRUNED), tl.constexpr(SHIFTED)
+_NO_WORD = tl.constexpr(-FIRST_SEAL)
 _SHARED, _SPOILED = tl.constexpr(int(State.SHARED)), tl.constexpr(SPOILED)
 _BEFORE_STEP, _AFTER_STEP = tl.constexpr(int(Check.BEFORE_STEP)), tl.constexpr(int(Check.AFTER_STEP))
 _WRITE = tl.constexpr(int(Check.WRITE))
@@ -59,7 +60,7 @@ def _judge(  # type: ignore[no-untyped-def]
     is_inside = is_checked & (page >= 0) & (page < num_pages)
     seal = tl.load(seals_ptr + page, mask=is_inside, other=0)
     found = tl.where(is_inside, seal ^ mark_of(page), _NEVER)
-    is_bad = is_checked & ((found != expected) | (expected == _NEVER) | (expected == _UNGRANTED) | is_wrong)
+    is_bad = is_checked & ((found != expected) | ((expected & _NO_WORD) == 0) | is_wrong)
     count = tl.sum(is_bad.to(tl.int32), 0)
     if count > 0:
         line, has_room = begin_lines(
@@ -125,7 +126,12 @@ def check_pages_kernel(  # type: ignore[no-untyped-def]
     page = page_of(entry, PAGE_SIZE) if BY_TOKEN else entry
     is_known = is_read & _is_place(row, index, num_rows, row_pages)
     expected = tl.load(expected_ptr + row * row_pages + index, mask=is_known, other=_NEVER)
-    is_read &= (page != null_page) | (expected != _NEVER) | ~is_listed
+    is_padding = expected == _NEVER
+    if not HAS_FIRSTS:
+        is_padding |= expected == _PRUNED
+    is_read &= (page != null_page) | ~is_padding | ~is_listed
+    if BY_TOKEN:
+        expected = tl.where(is_read & (entry != page * PAGE_SIZE), _SHIFTED, expected)
     if IS_CAPTURED:
         at = request.to(tl.int64) * captured_stride + index
         tl.store(captured_pages_ptr + at, tl.where(is_read, page, -1).to(tl.int32), mask=is_page)

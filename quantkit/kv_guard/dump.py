@@ -87,7 +87,6 @@ def write_dump(path: Path, dump: Dump) -> None:
     if path.exists():
         raise UsageError("exists already", remedy="name another file", file=path)
     step = dump.step
-    firsts = torch.zeros_like(step.rows) if step.firsts is None else step.firsts
     tensors = {
         "seals": dump.tags.seals_P,
         "records": dump.tags.records_P3,
@@ -97,8 +96,9 @@ def write_dump(path: Path, dump: Dump) -> None:
         "table": step.table,
         "rows": step.rows.long(),
         "lengths": step.lengths.long(),
-        "firsts": firsts.long(),
     }
+    if step.firsts is not None:
+        tensors["firsts"] = step.firsts.long()
     document = {
         "identity": asdict(dump.identity),
         "size": asdict(dump.size),
@@ -163,7 +163,7 @@ def _checked_dump(
         ("table", table.dtype, (size.num_rows, table.shape[-1])),
         ("rows", torch.int64, (batch,)),
         ("lengths", torch.int64, (batch,)),
-        ("firsts", torch.int64, (batch,)),
+        *([("firsts", torch.int64, (batch,))] if "firsts" in tensors else []),
     ):
         if tensors[name].dtype != dtype or tuple(tensors[name].shape) != shape:
             found = f"{tensors[name].dtype} {tuple(tensors[name].shape)}"
@@ -183,7 +183,7 @@ def _checked_dump(
             table=table,
             rows=rows,
             lengths=lengths,
-            firsts=tensors["firsts"],
+            firsts=tensors.get("firsts"),
             most_pages=most,
             by_token=by_token,
         ),

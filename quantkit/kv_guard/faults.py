@@ -13,6 +13,7 @@ class Fault(StrEnum):
     GRANTED_ANEW = "granted_anew"
     OTHER_OWNER = "other_owner"
     MISPLACED = "misplaced"
+    SHIFTED = "shifted"
     OTHER_PAGE = "other_page"
     TORN = "torn"
     GRANTED_TWICE = "granted_twice"
@@ -26,12 +27,13 @@ class Fault(StrEnum):
 
 
 MEANING: Mapping[Fault, str] = {
-    Fault.NEVER_GRANTED: "the row was never granted a page for this place",
+    Fault.NEVER_GRANTED: "the row was never granted a page for this place, or its window has left it",
     Fault.OUTSIDE_POOL: "the page table names a page that the pool does not have",
     Fault.FREED: "the page was released while the row still had it",
     Fault.GRANTED_ANEW: "the page was released and granted again for the same prefix: its content may be half written",
     Fault.OTHER_OWNER: "the page is another prefix's: it was released and granted again, or the row is not its own",
     Fault.MISPLACED: "the page is the row's own and stands at another place",
+    Fault.SHIFTED: "the row is shifted within its pages: one's first token is not in its first slot",
     Fault.OTHER_PAGE: "the tag is that of another page: a copy, a move or a transfer brought it here",
     Fault.TORN: "the tag agrees with no page: it was overwritten in part",
     Fault.GRANTED_TWICE: "the page was granted while it was held: it stood in the free list twice",

@@ -15,6 +15,7 @@ from quantkit.kv_guard.dispatch import (
     MOST_PAGES,
     NEVER,
     PLACE_MASK,
+    SHIFTED,
     SPOILED,
     UNARRIVED,
     Captured,
@@ -182,8 +183,11 @@ def read_again(captured: Captured, step: Step, size: PoolSize) -> None:
     entries = step.table[torch.where(twins.is_in(rows, len(step.table)), rows, 0)[:, None], columns].long()
     pages = entries // size.page_size if step.by_token else entries
     pages = torch.where((pages >= 0) & (pages < MOST_PAGES), pages, -2).to(torch.int32)
-    there = captured.pages_BL[: len(step.rows), : step.most_pages]
-    there.copy_(torch.where(there == -1, there, pages))  # -1 is what was not read, as of a row that there is none of
+    there, seals = (one[: len(step.rows), : step.most_pages] for one in (captured.pages_BL, captured.seals_BL))
+    is_read = there != -1  # nothing of a row that the table does not have
+    there.copy_(torch.where(is_read, pages, there))
+    if step.by_token:
+        seals.copy_(torch.where(is_read & (entries % size.page_size != 0), SHIFTED, seals))
 
 
 def accept_arrived(arrays: PageArrays, pages: Tensor, held: Held, checksums: Tensor | None, event: Event) -> None:

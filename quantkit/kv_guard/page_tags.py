@@ -9,6 +9,7 @@ from torch import Tensor
 from quantkit.kv_guard import page_events
 from quantkit.kv_guard.dispatch import (
     NEVER,
+    PRUNED,
     UNGRANTED,
     Captured,
     State,
@@ -128,7 +129,7 @@ class PageTagTracker:
         page_events.forget(self.expectations, rows, self._indices(rows) >= num_pages[:, None], UNGRANTED)
 
     def prune(self, rows: Tensor, firsts: Tensor) -> None:
-        page_events.forget(self.expectations, rows, self._indices(rows) < firsts[:, None], NEVER)
+        page_events.forget(self.expectations, rows, self._indices(rows) < firsts[:, None], PRUNED)
 
     def clear(self) -> None:
         self._verdicts.names.clear()

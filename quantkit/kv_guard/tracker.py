@@ -61,7 +61,10 @@ class Step:
     """A batch that is about to run; tensors on the pool's device.
 
     ``table`` [rows, entries] int32 or int64 names a page an entry or, with ``by_token``, the slot of each token.
-    ``rows`` and ``lengths`` [B] are its rows and their tokens; ``firsts`` [B] the first page of a window, None for 0.
+    Its page is read from the first of these, which must be the page's first slot. ``rows`` and ``lengths`` [B] are its
+    rows and their tokens. ``firsts`` [B] are the first pages that the kernel reads, as behind a window: from there on a
+    null page is read as data, and is a violation. Where they are None it is padding wherever a row that is pruned
+    expects nothing. In rows that nobody has opened null pages are padding in any case.
     ``most_pages`` is the longest of them in pages, known without asking the device. ``is_steady``: nothing may write
     these rows of the table while the step runs, so that they are read again behind it.
     """
@@ -148,7 +151,7 @@ class Tracker(Protocol):
         """Rows keep their first ``num_pages`` [N]: speculated tokens were refused, or a request was retracted."""
 
     def prune(self, rows: "Tensor", firsts: "Tensor") -> None:
-        """Rows read their pages from ``firsts`` [N] on: a window has left the others, where null pages may stand."""
+        """Rows need their pages from ``firsts`` [N] on: a window has left the others, where null pages may stand."""
 
     def clear(self) -> None:
         """Every page is free and every row empty, as after a flush of the cache."""

@@ -8,6 +8,8 @@ from quantkit.kv_guard.dispatch import (
     MOST_PAGES,
     NEVER,
     PLACE_MASK,
+    PRUNED,
+    SHIFTED,
     SPOILED,
     UNARRIVED,
     UNGRANTED,
@@ -124,8 +126,10 @@ def _evidence(words: Sequence[int], check: Check, *, has_row: bool) -> Evidence:
 
 def _fault_of(evidence: Evidence, check: Check, page_size: int) -> Fault:
     """The first that explains it; what the seal says comes before what the record says."""
-    if evidence.expected_seal in (NEVER, UNGRANTED):
+    if evidence.expected_seal in (NEVER, UNGRANTED, PRUNED):
         return Fault.NEVER_GRANTED
+    if evidence.expected_seal == SHIFTED:
+        return Fault.SHIFTED
     if evidence.found_seal == SPOILED:
         return Fault.SPOILED
     is_right = evidence.found_seal == evidence.expected_seal

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantkit_kernels import kv_tags, reference
-from quantkit_kernels.kv_tag_arrays import FREE_INDEX, State
+from quantkit_kernels.kv_tag_arrays import FREE_INDEX, NEVER, PRUNED, State
 from quantkit_kernels.kv_tag_lines_jit import mix
 from tests.kernels.kv_tag_pools import Both, new_pool, numbers, seal_of, signed, stored_seal
 
@@ -88,14 +88,16 @@ def test_a_pools_life(device, seed, sizes, paging, num_lines, has_firsts, null_p
         both.run("grant_pages", *placed, first_generation=1 + seed, step=step)
         both.change("states_P", slice(0, None, 7), State.SHARED)
         both.change("seals_P", random.integers(num_pages), int(random.integers(1 << 62)))
-        both.change("seals_RL", (random.integers(num_rows), random.integers(most_pages)), 0)
+        for word in (NEVER, PRUNED):
+            both.change("seals_RL", (random.integers(num_rows), random.integers(most_pages)), word)
 
         table = random.integers(-2, num_pages + 2, (num_rows, most_pages))
         for page, row, index in zip(some_pages, rows, indices, strict=False):
             if random.random() < 0.8 and 0 <= row < num_rows and 0 <= index < most_pages:
                 table[row, index] = page
         if by_token:
-            table = (table[:, :, None] * page_size + np.arange(page_size)).reshape(num_rows, -1)
+            shifts = random.choice([0, 0, 0, 1], table.shape)[:, :, None]
+            table = (table[:, :, None] * page_size + shifts + np.arange(page_size)).reshape(num_rows, -1)
         width = most_pages * page_size if by_token else most_pages
         entries = torch.zeros((num_rows, width + 5), dtype=torch.int32 if by_token else torch.int64, device=device)
         entries[:, :width] = torch.from_numpy(table)

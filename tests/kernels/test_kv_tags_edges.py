@@ -8,7 +8,18 @@ import triton
 import triton.language as tl
 
 from quantkit_kernels import kv_tags, reference
-from quantkit_kernels.kv_tag_arrays import SPOILED, Captured, Check, PageTags, Ring, State, Word
+from quantkit_kernels.kv_tag_arrays import (
+    FIRST_SEAL,
+    PRUNED,
+    SHIFTED,
+    SPOILED,
+    Captured,
+    Check,
+    PageTags,
+    Ring,
+    State,
+    Word,
+)
 from quantkit_kernels.kv_tag_lines_jit import detail_at, page_of, record_at
 from tests.kernels.kv_tag_pools import Both, mix, new_pool, numbers, seal_of, signed, stored_seal
 
@@ -115,6 +126,72 @@ def test_a_null_page_may_stand_where_a_row_was_granted_nothing_and_nowhere_else(
     both.run("check_pages", table, batch, lengths, captured=True, null_page=null_page, **PAGED)
     assert sorted(line[Word.INDEX] for line in both.got.lines) == list(range(count))
     assert both.got.pages_BL[0, :2].tolist() == [0, -1 if null_page == 0 else 0]
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("firsts", [None, [0, 1, 0], [1, 0, 0]])
+def test_null_pages_of_a_row_that_is_pruned_are_padding_unless_it_is_said_where_it_is_read(firsts, by_token, device):
+    """Row 0 has left its first page behind, row 1 its second; nobody has opened row 2."""
+    both = Both(device, num_pages=8)
+    both.run("grant_pages", *placed([(2, 0, 1), (3, 1, 0)], device), first_generation=1, step=0)
+    both.change("seals_RL", (0, 0), PRUNED)
+    both.change("seals_RL", (1, 1), PRUNED)
+    table = numbers([0, 2, 3, 0, 0, 0], device, torch.int32).view(3, 2)
+    if by_token:
+        table = (table.view(3, 2, 1) * 4 + torch.arange(4, device=device, dtype=torch.int32)).view(3, 8)
+    batch, lengths = numbers([0, 1, 2], device), numbers([8, 8, 8], device)
+    given = None if firsts is None else numbers(firsts, device)
+    options = PAGED | {"by_token": by_token, "null_page": 0}
+    both.run("check_pages", table, batch, lengths, given, captured=True, **options)
+    both.run("check_captured", batch, most_pages=2, step=3)
+    read = [] if firsts is None else [(0, 0)] * (firsts[0] == 0) + [(1, 1)]
+    assert sorted((line[Word.ROW], line[Word.INDEX]) for line in both.got.lines) == sorted(read * 2)
+    assert {line[Word.EXPECTED_SEAL] for line in both.got.lines} <= {PRUNED}
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_page_whose_first_token_is_not_in_its_first_slot(dtype, device):
+    """Page 2 at slot 9, a slot below 0, and beyond the row's length; page 3 as it should be."""
+    both = Both(device, num_pages=8)
+    entries = placed([(2, 0, 0), (3, 0, 1), (4, 1, 0), (5, 1, 1)], device)
+    both.run("grant_pages", *entries, first_generation=1, step=0)
+    table = numbers([*range(9, 13), *range(12, 16), *range(-3, 1), *range(21, 25)], device, dtype).view(2, 8)
+    batch, lengths = numbers([0, 1], device), numbers([8, 4], device)
+    both.run("check_pages", table, batch, lengths, captured=True, **PAGED | {"by_token": True})
+    both.run("check_captured", batch, most_pages=2, step=3)
+    found = sorted((line[Word.ROW], line[Word.PAGE], line[Word.CHECK]) for line in both.got.lines)
+    assert found == [
+        (0, 2, Check.BEFORE_STEP),
+        (0, 2, Check.AFTER_STEP),
+        (1, -1, Check.BEFORE_STEP),
+    ]
+    assert {line[Word.EXPECTED_SEAL] for line in both.got.lines} == {SHIFTED}
+
+
+@pytest.mark.parametrize("word", range(FIRST_SEAL))
+def test_no_word_is_the_seal_of_a_page(word, device):
+    """Whoever expects one does not pass, though it lies there."""
+    both = Both(device, num_pages=8)
+    both.run("grant_pages", *placed([(2, 0, 0)], device), first_generation=1, step=0)
+    both.change("seals_RL", (0, 0), word)
+    both.change("seals_P", 2, signed(mix(2 + 0x51ED2705)) ^ word)
+    batch, lengths = numbers([0], device), numbers([4], device)
+    both.run("check_pages", numbers([2], device).view(1, 1), batch, lengths, captured=True, **PAGED)
+    both.run("check_writes", numbers([8], device), batch, numbers([0], device), page_size=4, step=3)
+    assert [line[Word.FOUND_SEAL] for line in both.got.lines] == [word] * 2
+
+
+def test_arguments_of_32_bits(device):
+    both, narrow = Both(device, num_pages=8), torch.int32
+    entries = [one.to(narrow) for one in placed([(2, 0, 0), (3, 1, 0)], device)]
+    batch, lengths = numbers([0, 1], device, narrow), numbers([4, 4], device, narrow)
+    both.run("grant_pages", *entries, first_generation=1, step=0)
+    table = numbers([2, 2], device, narrow).view(2, 1)
+    both.run("check_pages", table, batch, lengths, batch * 0, captured=True, **PAGED)
+    both.run("check_captured", batch, most_pages=2, step=0)
+    both.run("check_writes", batch * 4 + 8, batch, batch * 0, page_size=4, step=3)
+    both.run("release_pages", entries[0], first_generation=9, step=0)
+    assert int(both.got.count_1) == 2
 
 
 def test_what_a_table_does_not_reach_is_its_last_entry(device):
@@ -267,11 +344,13 @@ def test_twins_have_the_same_signature(op):
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(op, change, words):
+@BOTH
+def test_what_does_not_go_together_is_refused(module, op, change, words):
+    """By both in the same words."""
     pool, two = new_pool("cpu", num_pages=8), torch.zeros(2, dtype=torch.int64)
     arguments = {"tags": pool.tags, "expectations": pool.expectations, "ring": pool.ring, "captured": pool.captured}
     arguments |= dict.fromkeys(("pages", "rows", "indices", "owners", "lengths", "slots", "positions"), two)
     arguments |= {"table": two.view(2, 1), "first_generation": 1, **PAGED} | change
     taken = inspect.signature(getattr(kv_tags, op)).parameters
     with pytest.raises(ValueError, match=words):
-        getattr(kv_tags, op)(**{name: value for name, value in arguments.items() if name in taken})
+        getattr(module, op)(**{name: value for name, value in arguments.items() if name in taken})

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,14 +23,14 @@ def pool():
     return pool
 
 
-def written(pool, path, rows=(0, 2)):
+def written(pool, path, rows=(0, 2), firsts=None):
     tracker = pool.tracker
     dump = Dump(
         identity=IDENTITY,
         size=tracker.settings.size,
         tags=tracker.tags,
         expectations=tracker.expectations,
-        step=pool.step(*rows),
+        step=replace(pool.step(*rows), firsts=firsts),
         names={0: "alpha", 2: "beta"},
     )
     write_dump(path, dump)
@@ -77,6 +78,16 @@ def test_states_of_pages_are_told_apart(pool, tmp_path):
     assert found == [(Fault.NOT_ARRIVED, "alpha"), (Fault.SPOILED, "beta")]
     tracker.tags.states_P[14] = 7
     assert check_dump(read_dump(written(pool, tmp_path / "other.safetensors"))).torn == (14,)
+
+
+@pytest.mark.parametrize(("firsts", "faults"), [(None, []), (numbers(0), [Fault.NEVER_GRANTED])])
+def test_null_pages_of_a_dump_are_padding_as_they_were_in_its_step(firsts, faults, tmp_path):
+    pool = Pool(null_page=0)
+    pool.begin(0, range(8), [3, 4])
+    pool.tracker.prune(numbers(0), numbers(1))
+    pool.table[0, 0] = 0
+    report = check_dump(read_dump(written(pool, tmp_path / "pool.safetensors", (0,), firsts)))
+    assert [one.fault for one in report.violations] == faults
 
 
 def test_nothing_is_overwritten(pool, tmp_path):

@@ -70,6 +70,50 @@ def test_pages_that_a_window_has_left_are_not_expected():
     assert faults(pool.run(0))[0][0] == Fault.FREED
 
 
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize(("first", "is_read"), [(None, False), (3, False), (2, True)])
+def test_a_null_page_from_the_first_on_that_a_step_reads_is_no_padding(first, is_read, by_token):
+    """Where a row expects nothing any more, and the kernel reads the null page as data. A row that nobody has opened
+    is padding in the same batch."""
+    pool = Pool(null_page=0)
+    pool.begin(0, range(16), [3, 4, 5, 6])
+    pool.tracker.prune(numbers(0), numbers(3))
+    pool.tracker.release(numbers(3, 4, 5))
+    pool.table[0, :3] = 0
+    table = (pool.table[:, :, None].long() * PAGE_SIZE + torch.arange(PAGE_SIZE)).view(4, 16)
+    table[1:] = 0  # of rows that are closed
+    step = Step(
+        table=table if by_token else pool.table,
+        rows=numbers(0, 1),
+        lengths=numbers(16, 16),
+        firsts=None if first is None else numbers(first, 0),
+        most_pages=4,
+        by_token=by_token,
+    )
+    number = pool.tracker.before_step(step)
+    pool.tracker.after_step()
+    expected = [(Fault.NEVER_GRANTED, when, "r0", 0) for when in ("before_step", "after_step")] if is_read else []
+    assert faults(pool.tracker.verdict(number)) == expected
+
+
+@pytest.mark.parametrize("while_it_runs", [False, True])
+def test_a_row_that_is_shifted_within_a_page(while_it_runs):
+    """By a token: the page is the row's own."""
+    pool = Pool()
+    pool.begin(0, range(8), [3, 4])
+    table = torch.zeros(4, 16, dtype=torch.int64)
+    table[0, :8] = torch.arange(3 * PAGE_SIZE, 5 * PAGE_SIZE)
+    step = Step(table=table, rows=numbers(0), lengths=numbers(8), most_pages=2, by_token=True, is_steady=True)
+    if not while_it_runs:
+        table[0, 4:8] += 1
+    number = pool.tracker.before_step(step)
+    if while_it_runs:
+        table[0, 4:8] += 1
+    pool.tracker.after_step()
+    checks = ("after_step",) if while_it_runs else ("before_step", "after_step")
+    assert faults(pool.tracker.verdict(number)) == [(Fault.SHIFTED, check, "r0", 4) for check in checks]
+
+
 def test_pages_behind_a_truncation_are_missing():
     pool = Pool(null_page=0)
     pool.begin(0, range(12), [3, 4, 5])

@@ -14,7 +14,7 @@ whoever does not know the key meets with probability 2^-64. Neither depends on h
 import torch
 from torch import Tensor
 
-from quantkit_kernels.kv_tag_arrays import MARK, NEVER, PLACE_MASK, UNGRANTED
+from quantkit_kernels.kv_tag_arrays import FIRST_SEAL, MARK, PLACE_MASK
 
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
@@ -69,4 +69,4 @@ def generations(first: int, count: int, device: torch.device) -> Tensor:
 
 def is_nothing(seals: Tensor) -> Tensor:
     """Whoever expects them was granted nothing."""
-    return (seals == NEVER) | (seals == UNGRANTED)
+    return (seals & -FIRST_SEAL) == 0

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from quantkit_kernels.kv_tag_arrays import (
     FREE_INDEX,
-    LINE_WORDS,
     NEVER,
+    PRUNED,
+    SHIFTED,
     SPOILED,
     Captured,
     Check,
@@ -22,7 +23,16 @@ from quantkit_kernels.kv_tag_arrays import (
     State,
     Word,
 )
+from quantkit_kernels.kv_tag_checks import (
+    check_arrays,
+    check_page_size,
+    check_room,
+    check_table,
+    check_tags,
+    vectors,
+)
 from quantkit_kernels.reference.kv_seals import generations, is_nothing, mark_of, mix, record_seals, seal_of, unmix
+from quantkit_kernels.reference.kv_tag_lines import append_lines, expected_words, found_words, is_in, is_place
 
 __all__ = [
     "append_lines",
@@ -46,37 +56,8 @@ __all__ = [
 ]
 
 
-def append_lines(ring: Ring, is_bad_N: Tensor, words: dict[Word, Tensor | int]) -> None:
-    """A line for each entry that is bad, in their order, as long as there is room; all are counted.
-
-    ``words`` are [N] or one number. A line that has no room goes to the ring's last, which nobody reads.
-    """
-    lines = torch.zeros(len(is_bad_N), LINE_WORDS, dtype=torch.int64, device=is_bad_N.device)
-    for word, value in words.items():
-        lines[:, word] = value
-    at = ring.count_1 + is_bad_N.long().cumsum(0) - 1
-    has_room = is_bad_N & (at < ring.num_lines)
-    ring.lines_KW.index_put_((torch.where(has_room, at, ring.num_lines),), lines)
-    ring.count_1.add_(is_bad_N.sum())
-
-
-def is_in(numbers: Tensor, count: int) -> Tensor:
-    """Numbers that an array of ``count`` has."""
-    return (numbers >= 0) & (numbers < count)
-
-
-def found_words(tags: PageTags, pages_N: Tensor) -> dict[Word, Tensor | int]:
-    """What lies at pages, for a line; zeros, which nothing expects, for those that the pool does not have."""
-    is_inside = is_in(pages_N, tags.num_pages)
-    safe = torch.where(is_inside, pages_N, 0)
-    records = torch.where(is_inside[:, None], tags.records_P3[safe], 0)
-    return {
-        Word.PAGE: pages_N,
-        Word.FOUND_SEAL: torch.where(is_inside, tags.seals_P[safe] ^ mark_of(safe), 0),
-        Word.FOUND_GENERATION: records[:, 0],
-        Word.FOUND_OWNER: records[:, 1],
-        Word.FOUND_PLACE: records[:, 2],
-    }
+def _longs(**given: Tensor) -> list[Tensor]:
+    return [vector.long() for vector in vectors(**given)]
 
 
 def put_tags(tags: PageTags, pages_N: Tensor, records_N3: Tensor) -> None:
@@ -110,23 +91,20 @@ def grant_pages(
 
     Of a page that is named twice the tag of an entry stays that is one: each row that has the page is then named.
     """
+    pages, rows, indices, owners = _longs(pages=pages, rows=rows, indices=indices, owners=owners)
+    check_arrays(tags, expectations, ring, pages)
     granted = generations(first_generation, len(pages), pages.device)
     words: dict[Word, Tensor | int] = {Word.CHECK: Check.GRANT, Word.STEP: step, Word.ROW: rows, Word.INDEX: indices}
     inside = _reseal(tags, ring, pages, torch.stack((granted, owners, indices), 1), State.HELD, words)
-    known = inside[_is_place(expectations, rows, indices)[inside]]
+    known = inside[is_place(expectations, rows, indices)[inside]]
     expect(expectations, rows[known], indices[known], granted[known], owners[known])
-
-
-def _is_place(expectations: Expectations, rows: Tensor, indices: Tensor) -> Tensor:
-    """Rows and logical pages that expectations have."""
-    return is_in(rows, len(expectations.seals_RL)) & is_in(indices, expectations.seals_RL.shape[1])
 
 
 def _expected(expectations: Expectations, rows: Tensor, indices: Tensor) -> Tensor:
     """Seals; NEVER where there is no such place."""
-    is_place = _is_place(expectations, rows, indices)
-    at = torch.where(is_place, rows, 0), torch.where(is_place, indices, 0)
-    return torch.where(is_place, expectations.seals_RL[at], NEVER)
+    is_known = is_place(expectations, rows, indices)
+    at = torch.where(is_known, rows, 0), torch.where(is_known, indices, 0)
+    return torch.where(is_known, expectations.seals_RL[at], NEVER)
 
 
 def expect(expectations: Expectations, rows: Tensor, indices: Tensor, granted: Tensor, owners: Tensor) -> None:
@@ -137,6 +115,8 @@ def expect(expectations: Expectations, rows: Tensor, indices: Tensor, granted: T
 
 def release_pages(tags: PageTags, ring: Ring, pages: Tensor, *, first_generation: int, step: int) -> None:
     """Seal pages as free, under new generations. A page that is free already, or named twice, is a violation."""
+    (pages,) = _longs(pages=pages)
+    check_tags(tags, ring, pages)
     granted = generations(first_generation, len(pages), pages.device)
     records = torch.stack((granted, torch.zeros_like(granted), torch.full_like(granted, FREE_INDEX)), 1)
     _reseal(tags, ring, pages, records, State.FREE, {Word.CHECK: Check.RELEASE, Word.STEP: step, Word.ROW: -1})
@@ -176,20 +156,31 @@ def check_pages(
 
     ``table`` int32 or int64 [rows, entries] has an entry a page, or (``by_token``) the slot of each token; ``rows`` [B]
     are rows of it and of the expectations, ``lengths`` [B] tokens, ``firsts`` [B] the first page that is read. No row
-    of the batch has more than ``most_pages``. The engine's ``null_page`` stands where a row was granted nothing. What
+    of the batch has more than ``most_pages``. The slot of a page's first token is the page's first. The engine's
+    ``null_page`` stands in rows that are not open and, without ``firsts``, where a window has left a row's pages. What
     was read is left in ``captured`` for `check_captured`.
     """
+    batch = {"rows": rows, "lengths": lengths} | ({} if firsts is None else {"firsts": firsts})
+    rows, lengths, *_ = _longs(**batch)
+    check_arrays(tags, expectations, ring, rows)
+    check_page_size(page_size)
+    check_table(table, rows)
+    if captured is not None:
+        check_room(captured, len(rows), most_pages, rows)
     index_1L = torch.arange(most_pages, device=table.device)[None]
     is_read = index_1L * page_size < lengths[:, None]
     if firsts is not None:
         is_read &= index_1L >= firsts[:, None]
     columns = (index_1L * page_size if by_token else index_1L).clamp(max=table.shape[1] - 1)
-    rows_B1 = rows.long()[:, None]
+    rows_B1 = rows[:, None]
     is_listed = is_in(rows_B1, len(table))
     entries = torch.where(is_listed, table[torch.where(is_listed, rows_B1, 0), columns].long(), -1)
     pages = entries // page_size if by_token else entries
     seals = torch.where(is_read, _expected(expectations, rows_B1, index_1L), NEVER)
-    is_read &= (pages != null_page) | (seals != NEVER) | ~is_listed
+    is_padding = (seals == NEVER) | ((seals == PRUNED) & (firsts is None))
+    is_read &= (pages != null_page) | ~is_padding | ~is_listed
+    if by_token:
+        seals = torch.where(is_read & (entries != pages * page_size), SHIFTED, seals)
     if captured is not None:
         captured.pages_BL[: len(rows), :most_pages] = torch.where(is_read, pages, -1).to(torch.int32)
         captured.seals_BL[: len(rows), :most_pages] = seals
@@ -207,10 +198,13 @@ def check_captured(
     step: int,
 ) -> None:
     """After a step: are the pages that it read still what they were at its launch?"""
+    (rows,) = _longs(rows=rows)
+    check_arrays(tags, expectations, ring, rows)
+    check_room(captured, len(rows), most_pages, rows)
     pages = captured.pages_BL[: len(rows), :most_pages].long()
     seals = captured.seals_BL[: len(rows), :most_pages]
     words: dict[Word, Tensor | int] = {Word.STEP: step, Word.CHECK: Check.AFTER_STEP}
-    _judge(tags, expectations, ring, rows.long()[:, None], pages, seals, pages != -1, words)
+    _judge(tags, expectations, ring, rows[:, None], pages, seals, pages != -1, words)
 
 
 def _judge(
@@ -232,21 +226,6 @@ def _judge(
     append_lines(ring, is_bad, words | expected | found | {Word.SLOT: -1})
 
 
-def expected_words(
-    expectations: Expectations, rows_N: Tensor, indices_N: Tensor, seals_N: Tensor
-) -> dict[Word, Tensor | int]:
-    """Of whom a line speaks, and what that row expects."""
-    is_place = _is_place(expectations, rows_N, indices_N)
-    details = expectations.details_RL2[torch.where(is_place, rows_N, 0), torch.where(is_place, indices_N, 0)]
-    return {
-        Word.ROW: rows_N,
-        Word.INDEX: indices_N,
-        Word.EXPECTED_SEAL: seals_N,
-        Word.EXPECTED_GENERATION: torch.where(is_place, details[:, 0], 0),
-        Word.EXPECTED_OWNER: torch.where(is_place, details[:, 1], 0),
-    }
-
-
 def check_writes(
     tags: PageTags,
     expectations: Expectations,
@@ -264,6 +243,9 @@ def check_writes(
     ``slots``, ``rows`` and ``positions`` [N] of the tokens that a step stores; below 0 and in ``null_page`` is padding.
     The step stores them all the same: a page where a token does not belong is spoiled, and fails for all who read it.
     """
+    slots, rows, positions = _longs(slots=slots, rows=rows, positions=positions)
+    check_arrays(tags, expectations, ring, slots)
+    check_page_size(page_size)
     pages, indices = slots // page_size, positions // page_size
     is_stored = (slots >= 0) & (pages != null_page)
     seals, found = _expected(expectations, rows, indices), found_words(tags, pages)

@@ -4,7 +4,7 @@ A grant is a number here, which nothing on its way can change; no seal, owner or
 each check which pages are wrong for whom: those the guard must name (`is_sure`), those it may name (content came
 without its tag), and no others.
 
-Legend: P pages, R rows, L logical pages, B rows of a batch, N entries.
+Legend: P pages, R rows, L logical pages, B rows of a batch, N entries, S tokens of a page.
 """
 
 from collections import deque
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from quantkit.kv_guard.tracker import Step
 
-FREE, NOTHING, UNGRANTED = 0, 0, -1  # of a page; of a row that is not open, or has left a page behind; of one that is
+# of a page; of a row that is not open; of one that is, where it was granted nothing; where a window has left a page
+FREE, NOTHING, UNGRANTED, PRUNED = 0, 0, -1, -2
 SOUND, DOUBTFUL, SPOILED = (
     0,
     1,
@@ -182,7 +183,8 @@ class Truth:
         is_read = index_1L * self.books.page_size < step.lengths[:, None]
         if step.firsts is not None:
             is_read &= index_1L >= step.firsts[:, None]
-        is_read &= (pages != self._null_page) | (expected != NOTHING)
+        is_left = (expected == NOTHING) | ((expected == PRUNED) & (step.firsts is None))
+        is_read &= (pages != self._null_page) | ~is_left
         self._looked = _Looked(step=step, expected=expected, is_read=is_read, names=dict(self.books.names))
         self._compare("before_step", pages, slots_off)
 
@@ -210,7 +212,7 @@ class Truth:
         self._wrongs = {}
 
     def _pages(self, step: Step) -> tuple[Tensor, Tensor | None]:
-        """Pages that rows name, int64 [B, L]; of a table of tokens, where one that is read is out of its place."""
+        """Pages that rows name, int64 [B, L]; where they name tokens, which are out of their place, [B, L, S]."""
         size = self.books.page_size
         if not step.by_token:
             return step.table[step.rows[:, None], torch.arange(step.most_pages)[None]].long(), None
@@ -219,14 +221,15 @@ class Truth:
         pages = slots[:, :, 0] // size
         is_off = slots != pages[:, :, None] * size + torch.arange(size)
         is_off &= (positions < step.lengths[:, None]).reshape(is_off.shape)
-        return pages, is_off.any(2)
+        return pages, is_off
 
     def _compare(self, check: str, pages: Tensor, is_off: Tensor | None) -> None:
         looked = self._looked
         assert looked is not None, "before_step was not called"
         is_sure, is_possible = self.books.is_other(pages, looked.expected)
         if is_off is not None:
-            is_possible = is_possible | is_off
+            is_sure = is_sure | is_off[:, :, 0]  # the first slot of a page is what a guard reads
+            is_possible = is_possible | is_off.any(2)
         at = (is_possible & looked.is_read).nonzero()
         if len(at):
             rows, indices = at[:, 0], at[:, 1]

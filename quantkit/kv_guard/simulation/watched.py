@@ -12,6 +12,7 @@ from quantkit.kv_guard.simulation.truth import (
     FREE,
     NOBODY,
     NOTHING,
+    PRUNED,
     SOUND,
     SPOILED,
     UNGRANTED,
@@ -117,7 +118,7 @@ class Watched:
 
     def prune(self, rows: Tensor, firsts: Tensor) -> None:
         for row, first in zip(rows.tolist(), firsts.tolist(), strict=True):
-            self.books.expected_RL[row, :first] = NOTHING
+            self.books.expected_RL[row, :first] = PRUNED
         self.guard.prune(rows, firsts)
 
     def restart(self) -> None:

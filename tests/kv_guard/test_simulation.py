@@ -37,7 +37,7 @@ def test_every_kind_of_fault_is_caught_and_nothing_else_is_named(report):
 
 def test_kinds_of_content_are_left_out_where_nothing_is_summed():
     assert set(SelfTestPlan(content=True).kinds) - set(SelfTestPlan().kinds) == {"13", "bit"}
-    assert {"1", "2", "3", "4", "6", "7", "8", "9", "10", "11", "14", "fork"} == set(SelfTestPlan().kinds)
+    assert {"1", "2", "3", "4", "6", "7", "8", "9", "10", "11", "14", "early", "fork"} == set(SelfTestPlan().kinds)
 
 
 def test_one_seed_gives_one_result():

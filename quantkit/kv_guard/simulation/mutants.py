@@ -119,6 +119,14 @@ class _NotAgain(PageTagTracker):
         return super().before_step(replace(step, is_steady=False))
 
 
+class _EarlyReaders(PageTagTracker):
+    """What was announced may be read before it comes."""
+
+    def announce(self, pages: Tensor) -> None:
+        super().announce(pages)
+        self.tags.seals_P[pages] = twins.record_seals(self.tags.records_P3[pages]) ^ twins.mark_of(pages)
+
+
 MUTANTS: Mapping[str, Mutant] = {
     "before_step": Mutant(make=silent("before_step"), kinds=("7",)),
     "after_step": Mutant(make=silent("after_step"), kinds=("2", "4")),
@@ -135,6 +143,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "copied": Mutant(make=_NotCopied, kinds=("fork",)),
     "shared": Mutant(make=_NoShared, kinds=("fork",)),
     "dirty": Mutant(make=_NoDirty, kinds=("1",), single=8),
+    "announced": Mutant(make=_EarlyReaders, kinds=("early",)),
     "read again": Mutant(make=_NotAgain, kinds=("4",)),
 }
 

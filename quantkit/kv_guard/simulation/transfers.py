@@ -65,7 +65,7 @@ class Link:
                 if self.decode.stream.num_run >= transfer.granted:
                     self.tell(transfer)
             elif all(lane.is_done for lane in transfer.lanes):
-                self._complete(transfer)
+                self.complete(transfer)
 
     def begin(self, request: Request) -> Transfer:
         """Pages were granted; whoever sends is told as soon as that is true on the device."""
@@ -125,8 +125,8 @@ class Link:
             elif request is not None and request.state is State.WAITING and request not in self.decode.waiting:
                 self.decode.waiting.append(request)
 
-    def _complete(self, transfer: Transfer) -> None:
-        """All has landed, of every attempt."""
+    def complete(self, transfer: Transfer, *, is_told: bool = True) -> None:
+        """All has landed, of every attempt; ``is_told``: the guard hears that it has arrived."""
         request, source = transfer.request, transfer.request.source
         assert source is not None, "nobody prefills for it"
         self.transfers.remove(transfer)
@@ -134,7 +134,8 @@ class Link:
         self._release_source(source)
         if request.state is State.ARRIVING:
             decode = self.decode
-            decode.events.arrive(transfer.pages, request, transfer.first)
+            if is_told:
+                decode.events.arrive(transfer.pages, request, transfer.first)
             decode.arriving.remove(request)
             decode.running.append(request)
             request.state, request.source = State.DECODE, None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quantkit.kv_guard.simulation.faults import copies, forks, lifetime, sharing, tables
+from quantkit.kv_guard.simulation.faults import copies, early, forks, lifetime, sharing, tables
 from quantkit.kv_guard.simulation.faults.scripts import Script
 
 _ALL = ("pages", "tokens", "window", "null pages", "waiting")
@@ -45,6 +45,9 @@ KINDS: Mapping[str, Kind] = {
     "13": Kind(name="a transfer is torn", script=copies.torn, worlds=_OVERLAPPED, is_content=True, is_ahead=True),
     "14": Kind(
         name="the host's page is reused during load-back", script=copies.host_page_reused, worlds=_HOST, is_ahead=True
+    ),
+    "early": Kind(
+        name="a request reads pages whose transfer has not ended", script=early.early_reader, worlds=_OVERLAPPED
     ),
     "fork": Kind(name="a fork writes in its parent's page, or copies one that is free", script=forks.wrong_fork),
     "bit": Kind(

@@ -66,7 +66,10 @@ class Books:
         self.waits_for_P = torch.zeros(num_pages, dtype=torch.int64)  # the transfer that was announced
         self.taints_P = torch.zeros(num_pages, dtype=torch.int64)
         self.landed_P = torch.zeros(num_pages, dtype=torch.int64)  # on a free page: the taint that its next holder has
-        self.is_shared_P, self.is_tagged_P, self.is_dirty_P, self.is_touched_P = torch.zeros(4, num_pages).bool()
+        self.is_shared_P = torch.zeros(num_pages, dtype=torch.bool)
+        self.is_tagged_P = self.is_shared_P.clone()
+        self.is_dirty_P = self.is_shared_P.clone()
+        self.is_touched_P = self.is_shared_P.clone()
         self.expected_RL = torch.zeros(num_rows, most_pages, dtype=torch.int64)
         self.names: dict[int, str] = {}
         self._num_grants = 0

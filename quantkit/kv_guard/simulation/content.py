@@ -38,6 +38,7 @@ class Content:
     def __init__(self, num_pages: int, page_size: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         shape = (NUM_LAYERS, num_pages, page_size)
+        self.page_size = page_size
         self.words_LPS = torch.randint(-(1 << 62), 1 << 62, shape, generator=generator)
         self.checksums = PageChecksums([self.words_LPS[layer] for layer in range(NUM_LAYERS)])
 
@@ -48,6 +49,17 @@ class Content:
     def take(self, other: "Content", layer: int, sources: Tensor, targets: Tensor) -> None:
         """One layer of pages of another pool."""
         self.words_LPS[layer, targets] = other.words_LPS[layer, sources]
+
+    def holds(self, pages: Tensor, words_T: Tensor) -> Tensor:
+        """Which pages have the words of these tokens, the first of which stands in the first page: bool [N]."""
+        num_tokens, size = len(words_T), self.words_LPS.shape[2]
+        is_filled = torch.arange(len(pages) * size) < num_tokens
+        padded_T = torch.nn.functional.pad(words_T, (0, len(is_filled) - num_tokens))
+        is_right = torch.ones(len(pages), dtype=torch.bool)
+        for layer in range(NUM_LAYERS):
+            words = self.words_LPS[layer, pages].reshape(-1)
+            is_right &= ((words == in_layer(padded_T, layer)) | ~is_filled).reshape(-1, size).all(1)
+        return is_right
 
     def flip(self, page: int, bit: int) -> None:
         """One bit of a page turns over."""

@@ -1,12 +1,11 @@
 """One engine: its pool, its books, what the guard knows of them, and how requests get rows and pages."""
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING
-
-import torch
 
 from quantkit.kv_guard.identity import PoolIdentity
 from quantkit.kv_guard.page_tags import new_tracker
@@ -19,7 +18,8 @@ from quantkit.kv_guard.simulation.requests import Request, State, Traffic
 from quantkit.kv_guard.simulation.shapes import EngineShape
 from quantkit.kv_guard.simulation.stream import Beside, Stream
 from quantkit.kv_guard.simulation.tree import Node, Tree
-from quantkit.kv_guard.tracker import Mode
+from quantkit.kv_guard.simulation.watched import Watched
+from quantkit.kv_guard.tracker import Mode, Tracker
 
 if TYPE_CHECKING:
     from quantkit.kv_guard.simulation.host_tier import HostTier
@@ -27,16 +27,19 @@ if TYPE_CHECKING:
 
 _RING_LINES = 2048
 
+MakeGuard = Callable[[GuardSettings], Tracker]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What the engines of a world have in common. ``is_guarded``: whether there is a tracker."""
+    """What the engines of a world have in common. ``make_guard`` makes their trackers."""
 
     random: Random
     beside: Beside
     judge: Judge
-    is_guarded: bool = True
+    make_guard: MakeGuard = new_tracker
     content: bool = True
+    transfers: Iterator[int] = field(default_factory=lambda: count(1))  # their numbers
 
 
 def settings_of(shape: EngineShape, num_pages: int, first_generation: int) -> GuardSettings:
@@ -58,6 +61,12 @@ def settings_of(shape: EngineShape, num_pages: int, first_generation: int) -> Gu
     )
 
 
+def watched(shape: EngineShape, num_pages: int, first_generation: int, around: Surroundings) -> Watched:
+    """The guard of a pool, and what is true of it."""
+    settings = settings_of(shape, num_pages, first_generation)
+    return Watched(around.make_guard(settings), settings.size)
+
+
 class Engine:
     """State alone; what happens to it is in admission.py, memory.py, steps.py and results.py."""
 
@@ -70,9 +79,9 @@ class Engine:
         self.content = Content(shape.num_pages, shape.page_size, around.random.getrandbits(31))
         # soon counted round, here where numbers become negative and there where they begin anew
         first = (1 << 64 if shape.decodes else 1 << 63) - 5 * shape.num_pages
-        self.tracker = new_tracker(settings_of(shape, shape.num_pages, first) if around.is_guarded else None)
+        self.tracker = watched(shape, shape.num_pages, first, around)
         self.stream = Stream(around.beside)
-        self.events = Events(self.stream, self.tracker, self.content if around.content else None)
+        self.events = Events(self.stream, self.tracker, self.content, is_summed=around.content)
         self.free_pages = FreePages(shape.num_pages, self.events.release)
         self.rows = RowTable(shape)
         self.host: HostTier | None = None
@@ -103,10 +112,7 @@ class Engine:
         self.rows.fill()
         self.padding_slot = -1
         if self.tracker.is_on:
-            for row in range(1, self.shape.num_rows):
-                self.tracker.close(row)
-            self.tracker.drained(torch.arange(self.shape.num_pages))
-            self.tracker.clear()
+            self.tracker.restart()
 
     def submit(self, request: Request) -> None:
         """It waits for its turn."""

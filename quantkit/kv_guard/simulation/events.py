@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from quantkit.kv_guard.simulation.content import Content
+from quantkit.kv_guard.simulation.requests import Request
 from quantkit.kv_guard.simulation.stream import Stream
 from quantkit.kv_guard.simulation.tree import Node
-from quantkit.kv_guard.tracker import Held, Tracker
+from quantkit.kv_guard.simulation.watched import Known, Watched
 
 
 def numbers(values: Sequence[int]) -> Tensor:
@@ -19,10 +20,11 @@ def numbers(values: Sequence[int]) -> Tensor:
 class Events:
     """Where the tracker is off nothing is told, and what engines do anyway is all that is left."""
 
-    def __init__(self, stream: Stream, tracker: Tracker, content: Content | None) -> None:
+    def __init__(self, stream: Stream, tracker: Watched, content: Content, *, is_summed: bool) -> None:
         self._stream = stream
         self._tracker = tracker
-        self._content = content  # whose pages are summed on the way; None: they are not
+        self._content = content
+        self._is_summed = is_summed  # pages, on the way
         self._granted: list[tuple[int, int, int, int]] = []
         self._released: list[int] = []
 
@@ -68,7 +70,7 @@ class Events:
         """The pages that a row gave to a node."""
         pages, rows, indices = _places(node, row)
 
-        def run(tracker: Tracker) -> None:
+        def run(tracker: Watched) -> None:
             node.held = tracker.cache(pages, rows, indices)
 
         self._put(run)
@@ -77,7 +79,7 @@ class Events:
         """A node's pages begin a row."""
         _, rows, indices = _places(node, row)
 
-        def run(tracker: Tracker) -> None:
+        def run(tracker: Watched) -> None:
             assert node.held is not None, "the node was never cached"
             tracker.share(rows, indices, node.held)
 
@@ -86,7 +88,7 @@ class Events:
     def split(self, front: Node, back: Node, count: int) -> None:
         """What a node held is what its parts hold."""
 
-        def run(_: Tracker) -> None:
+        def run(_: Watched) -> None:
             if back.held is not None:
                 front.held, back.held = back.held[:count], back.held[count:]
 
@@ -111,45 +113,53 @@ class Events:
     def prune(self, row: int, first: int) -> None:
         self._put(lambda tracker: tracker.prune(numbers([row]), numbers([first])))
 
-    def reserve(self, pages: Sequence[int]) -> None:
-        self._put(lambda tracker: tracker.reserve(numbers(pages)))
+    def reserve(self, pages: Sequence[int], transfer: int) -> None:
+        self._put(lambda tracker: tracker.reserve(numbers(pages), transfer))
 
-    def announce(self, pages: Sequence[int]) -> None:
-        self._put(lambda tracker: tracker.announce(numbers(pages)))
+    def announce(self, pages: Sequence[int], transfer: int) -> None:
+        self._put(lambda tracker: tracker.announce(numbers(pages), transfer))
 
     def drained(self, pages: Sequence[int]) -> None:
         self._put(lambda tracker: tracker.drained(numbers(pages)))
 
-    def hold(self, pages: Sequence[int], row: int, to: Callable[[Held], object]) -> None:
+    def hold(self, pages: Sequence[int], row: int, to: Callable[[Known], object]) -> None:
         """All pages of a row are written no more, and will be sent."""
         rows, indices = numbers([row] * len(pages)), _from(0, len(pages))
         self._put(lambda tracker: to(tracker.cache(numbers(pages), rows, indices)))
 
-    def send(self, pages: Sequence[int], held: Callable[[], Held]) -> None:
+    def send(self, pages: Sequence[int], held: Callable[[], Known]) -> None:
         """What is sent is known when the stream gets there."""
         self._put(lambda tracker: tracker.send(numbers(pages), held(), self._sums(pages)))
 
-    def sent(self, pages: Sequence[int], held: Callable[[], Held]) -> None:
+    def sent(self, pages: Sequence[int], held: Callable[[], Known]) -> None:
         self._put(lambda tracker: tracker.sent(numbers(pages), held()))
 
-    def arrive(self, pages: Sequence[int], row: int, first: int) -> None:
-        rows, indices = numbers([row] * len(pages)), _from(first, len(pages))
-        self._put(lambda tracker: tracker.arrive(numbers(pages), rows, indices, self._sums(pages)))
+    def arrive(self, pages: Sequence[int], request: Request, first: int) -> None:
+        """Pages of a prompt, from logical page ``first`` on."""
+        rows, indices = numbers([request.row] * len(pages)), _from(first, len(pages))
+        words_T = request.words[first * self._content.page_size : request.num_prompt]
 
-    def store(self, node: Node, held: Held | None) -> None:
+        def run(tracker: Watched) -> None:
+            is_right = self._content.holds(numbers(pages), words_T)
+            tracker.arrive(numbers(pages), rows, indices, is_right, self._sums(pages))
+
+        self._put(run)
+
+    def store(self, node: Node, held: Known | None) -> None:
         """A node's pages have come back from the host's memory."""
         pages = list(node.pages or [])
 
-        def run(tracker: Tracker) -> None:
+        def run(tracker: Watched) -> None:
             assert held is not None, "the host's memory holds it"
-            node.held = tracker.store(numbers(pages), held, self._sums(pages))
+            is_right = self._content.holds(numbers(pages), node.words())
+            node.held = tracker.store(numbers(pages), held, is_right, self._sums(pages))
 
         self._put(run)
 
     def _sums(self, pages: Sequence[int]) -> Tensor | None:
-        return None if self._content is None else self._content.checksums.of(numbers(pages))
+        return self._content.checksums.of(numbers(pages)) if self._is_summed else None
 
-    def _put(self, run: Callable[[Tracker], object]) -> None:
+    def _put(self, run: Callable[[Watched], object]) -> None:
         self.flush()
         tracker = self._tracker
         if tracker.is_on:

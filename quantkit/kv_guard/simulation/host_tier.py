@@ -5,17 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-import torch
 from torch import Tensor
 
-from quantkit.kv_guard.page_tags import new_tracker
 from quantkit.kv_guard.simulation.allocator import FreePages
 from quantkit.kv_guard.simulation.content import NUM_LAYERS, Content
-from quantkit.kv_guard.simulation.engine import Engine, settings_of
+from quantkit.kv_guard.simulation.engine import Engine, watched
 from quantkit.kv_guard.simulation.events import numbers
 from quantkit.kv_guard.simulation.stream import Lane, Op
 from quantkit.kv_guard.simulation.tree import Node
-from quantkit.kv_guard.tracker import Held
+from quantkit.kv_guard.simulation.watched import Known
 
 
 @dataclass(slots=True, eq=False)
@@ -25,9 +23,10 @@ class Copy:
     node: Node
     pages: list[int]
     host_pages: list[int]
+    number: int
     is_load: bool
-    may_begin: Callable[[], bool]
-    held: list[Held] = field(default_factory=list)  # what is sent; on the device's time where it lies there
+    may_begin: Callable[[], bool] = lambda: True
+    held: list[Known] = field(default_factory=list)  # what is sent; on the device's time where it lies there
     lane: Lane | None = None
 
 
@@ -41,7 +40,7 @@ class HostTier:
         self._num_pages = shape.host_pages
         self.content = Content(shape.host_pages, shape.page_size, around.random.getrandbits(31))
         first = around.random.getrandbits(61)
-        self.tracker = new_tracker(settings_of(shape, shape.host_pages, first) if around.is_guarded else None)
+        self.tracker = watched(shape, shape.host_pages, first, around)
         self.free_pages = FreePages(shape.host_pages, self._release)
         self.copies: list[Copy] = []
 
@@ -54,9 +53,9 @@ class HostTier:
             engine.tree.unlock(node)
             return False
         node.is_busy = True
+        copy = Copy(node, list(node.pages), host_pages, next(engine.around.transfers), is_load=False)
         if self.tracker.is_on:
-            self.tracker.reserve(numbers(host_pages))
-        copy = Copy(node, list(node.pages), host_pages, is_load=False, may_begin=lambda: True)
+            self.tracker.reserve(numbers(host_pages), copy.number)
         engine.events.send(copy.pages, partial(_held_by, copy, node))
         behind = engine.put_copy(lambda: None)  # what fills the pages is done by then
         copy.may_begin = partial(_has_run, engine, behind)
@@ -73,10 +72,11 @@ class HostTier:
             return False
         node.is_busy = True
         engine.tree.lock(node)
-        engine.events.reserve(pages)
+        copy = Copy(node, pages, list(node.host_pages or []), next(engine.around.transfers), is_load=True)
+        copy.held += [node.host_held] if node.host_held else []
+        engine.events.reserve(pages, copy.number)
         behind = engine.put_copy(lambda: None)
-        held = [node.host_held] if node.host_held else []
-        copy = Copy(node, pages, list(node.host_pages or []), True, partial(_has_run, engine, behind), held)
+        copy.may_begin = partial(_has_run, engine, behind)
         if self.tracker.is_on:
             self.tracker.send(numbers(copy.host_pages), copy.held[0])
         self._begin(copy)
@@ -91,14 +91,9 @@ class HostTier:
             (self._loaded if copy.is_load else self._offloaded)(copy)
 
     def parts(self, copy: Copy) -> list[Op]:
-        """The tags, and then each layer."""
-        content, host = self._engine.content, self.content
-        pages, host_pages = numbers(copy.pages), numbers(copy.host_pages)
-        if copy.is_load:
-            layers = [partial(content.take, host, layer, host_pages, pages) for layer in range(NUM_LAYERS)]
-        else:
-            layers = [partial(host.take, content, layer, pages, host_pages) for layer in range(NUM_LAYERS)]
-        return [partial(self._copy_tags, copy), *layers]
+        """The tags, each layer, and the tags again: no content of a copy that is late comes without one behind it."""
+        tags = partial(self._copy_tags, copy)
+        return [tags, *(partial(self._copy_layer, copy, layer) for layer in range(NUM_LAYERS)), tags]
 
     def restart(self) -> None:
         """Nothing is there."""
@@ -106,15 +101,14 @@ class HostTier:
         self.free_pages.fill(self._num_pages)
         if self.tracker.is_on:
             self.settle()
-            self.tracker.drained(torch.arange(self._num_pages))
-            self.tracker.clear()
+            self.tracker.restart()
 
     def settle(self) -> bool:
         """Whether the guard has nothing to say."""
         if not self.tracker.is_on:
             return True
-        verdict = self.tracker.settle()
-        self._engine.judge.see(self.name, verdict)
+        verdict, wrongs = self.tracker.settle()
+        self._engine.judge.see(self.name, verdict, wrongs)
         return not verdict.violations
 
     def replace(self, host_pages: list[int], other: Node) -> None:
@@ -124,13 +118,16 @@ class HostTier:
         held = other.held[: len(pages)] if other.held is not None else None
         if self.tracker.is_on and held:
             self.tracker.release(targets)
-            self.tracker.reserve(targets)
+            number = next(self._engine.around.transfers)
+            self.tracker.reserve(targets, number)
             sums = self._engine.content.checksums.of(pages) if self._engine.around.content else None
-            self.tracker.land(targets, self._engine.tracker.send(pages, held, sums))
+            self._engine.tracker.send(pages, held, sums)
+            self.tracker.land(targets, number, self._engine.tracker.lift(pages, held))
         for layer in range(NUM_LAYERS):
             self.content.take(self._engine.content, layer, pages, targets)
         if self.tracker.is_on and held:
-            self.tracker.store(targets, held, self._sums(targets))
+            is_right = self.content.holds(targets, other.words()[: len(targets) * self.content.page_size])
+            self.tracker.store(targets, held, is_right, self._sums(targets))
 
     def _begin(self, copy: Copy) -> None:
         copy.lane = self._engine.around.beside.add(Lane(deque(self.parts(copy)), copy.may_begin))
@@ -141,7 +138,8 @@ class HostTier:
         engine.events.sent(copy.pages, lambda: copy.held[0])
         if self.tracker.is_on:
             targets = numbers(copy.host_pages)
-            copy.node.host_held = self.tracker.store(targets, copy.held[0], self._sums(targets))
+            is_right = self.content.holds(targets, copy.node.words())
+            copy.node.host_held = self.tracker.store(targets, copy.held[0], is_right, self._sums(targets))
         copy.node.host_pages = copy.host_pages
         if not self.settle() or not engine.tree.has(copy.node):
             self.free_pages.put(engine.tree.evict_on_host(copy.node))
@@ -178,10 +176,20 @@ class HostTier:
         if not self.tracker.is_on:
             return
         pages, host_pages = numbers(copy.pages), numbers(copy.host_pages)
+        sent = copy.held[0] if copy.held else None
         if copy.is_load:
-            self._engine.tracker.land(pages, self.tracker.lift(host_pages))
+            self._engine.tracker.land(pages, copy.number, self.tracker.lift(host_pages, sent))
         else:
-            self.tracker.land(host_pages, self._engine.tracker.lift(pages))
+            self.tracker.land(host_pages, copy.number, self._engine.tracker.lift(pages, sent))
+
+    def _copy_layer(self, copy: Copy, layer: int) -> None:
+        engine, pages, host_pages = self._engine, numbers(copy.pages), numbers(copy.host_pages)
+        if copy.is_load:
+            engine.content.take(self.content, layer, host_pages, pages)
+            engine.tracker.land_content(pages, copy.number, self.tracker, host_pages)
+        else:
+            self.content.take(engine.content, layer, pages, host_pages)
+            self.tracker.land_content(host_pages, copy.number, engine.tracker, pages)
 
     def _obtain(self, count: int) -> list[int] | None:
         while len(self.free_pages.free) < count:
@@ -208,7 +216,7 @@ class HostTier:
             self.tracker.release(numbers(pages))  # type: ignore[arg-type]
 
 
-def _held_by(copy: Copy, node: Node) -> Held:
+def _held_by(copy: Copy, node: Node) -> Known:
     """When the stream gets there: what the node holds by then, which is kept beside the copy."""
     assert node.held is not None, "the node was never cached"
     copy.held.append(node.held)

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from quantkit.kv_guard.tracker import Verdict
+from quantkit.kv_guard.simulation.truth import Place, Wrongs
+from quantkit.kv_guard.tracker import STEP_CHECKS, Verdict
+from quantkit.kv_guard.violations import Violation
 
 Page = tuple[str, int]  # of a pool
 
@@ -24,12 +26,13 @@ class Injection:
     is_over: bool = False  # nothing more will come of it
     seen: list[str] = field(default_factory=list)  # the checks that saw it, in their order
     leaked: int = 0
+    unsaid: list[str] = field(default_factory=list)  # the checks at which the guard had to name it, and did not
     is_felt: bool = False  # a step read a page that it concerns, for a request that it concerns
 
     @property
     def is_caught(self) -> bool:
-        """Before any token that it spoiled was released."""
-        return bool(self.seen) and not self.leaked
+        """Before any token that it spoiled was released, and at each check that could see it."""
+        return bool(self.seen) and not (self.leaked or self.unsaid)
 
     def concerns(self, pages: Iterable[Page], request: str | None) -> bool:
         return request in self.requests or any(page in self.pages for page in pages)
@@ -44,8 +47,11 @@ class Judge:
         self.leaks: list[str] = []  # that no fault explains
         self.faults: Counter[str] = Counter()
 
-    def see(self, pool: str, verdict: Verdict) -> None:
-        """What the guard says of a pool. Whom it ends are those whom it names, and no others."""
+    def see(self, pool: str, verdict: Verdict, wrongs: Wrongs | None = None) -> None:
+        """What the guard says of a pool, and what is ``wrong`` there. Whom it ends are those whom it names, and no
+        others; whom it names has been wronged at that check, by a fault that was injected; and of whom it is silent has
+        not, as far as a tag can tell."""
+        left = dict(wrongs or {})
         named = {one.request for one in verdict.violations if one.request is not None}
         for request in sorted(named ^ set(verdict.aborted)):
             what = "is named and goes on" if request in named else "is ended, and no violation names it"
@@ -56,9 +62,27 @@ class Judge:
             concerned = [one for one in self.active if one.is_fired and one.concerns([page], violation.request)]
             for injection in concerned:
                 injection.seen.append(violation.check)
-            if not concerned:
-                self.false_positives.append(f"{pool}: {violation.check}: {violation.text}")
+            is_so = self._is_so(violation, wrongs or {})
+            left.pop(place_of(violation), None)
+            if not (concerned and is_so):
+                why = "" if is_so else ", where nothing is wrong"
+                self.false_positives.append(f"{pool}: {violation.check}{why}: {violation.text}")
         assert not verdict.lost, "the ring was too small to judge by"
+
+        for place, wrong in left.items():
+            if wrong.is_sure:
+                self._miss(pool, place, wrong.request)
+
+    def _is_so(self, violation: Violation, wrongs: Wrongs) -> bool:
+        wrong = wrongs.get(place_of(violation))
+        return wrong is not None and (violation.check not in STEP_CHECKS or violation.request == wrong.request)
+
+    def _miss(self, pool: str, place: Place, request: str | None) -> None:
+        concerned = [one for one in self.active if one.is_fired and one.concerns([(pool, place.page)], request)]
+        for injection in concerned:
+            injection.unsaid.append(place.check)
+        if not concerned:
+            self.leaks.append(f"{pool}: {place.check} said nothing of page {place.page} for {request}")
 
     def leak(self, pool: str, request: str, pages: Iterable[int]) -> None:
         """A token was released that was made of wrong content; ``pages`` are those where it was read."""
@@ -89,3 +113,8 @@ class Judge:
         """Not concerned by what is under way, but for ``of``, so that two faults are not taken for each other."""
         places, names = list(pages), [*requests, ""]
         return not any(one.concerns(places, name) for one in self.active if one is not of for name in names)
+
+
+def place_of(violation: Violation) -> Place:
+    """Which check speaks of what."""
+    return Place(violation.check, violation.row, violation.evidence.index, violation.evidence.page)

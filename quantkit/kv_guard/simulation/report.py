@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from quantkit.kv_guard.simulation.faults.kinds import KINDS
 from quantkit.kv_guard.simulation.judge import Injection
+from quantkit.kv_guard.tracker import STEP_CHECKS
 
 MOMENTS: Mapping[str, str] = {
     "before_step": "before the step",
@@ -23,8 +24,8 @@ MOMENTS: Mapping[str, str] = {
 
 @dataclass(slots=True, kw_only=True)
 class KindCount:
-    """Of one kind: ``missed`` are those that spoiled a token which was released, or that nothing saw although a step
-    read what they touched; ``harmless`` ones no step ever read."""
+    """Of one kind: ``missed`` are those that spoiled a token which was released, that nothing saw although a step
+    read what they touched, or that a check did not name which could see them; ``harmless`` ones no step ever read."""
 
     kind: str
     injected: int = 0
@@ -32,6 +33,7 @@ class KindCount:
     missed: int = 0
     combined: int = 0  # of those injected, beside another fault
     harmless: int = 0
+    late: int = 0  # of those missed: something saw them, and a check before that had to
     when: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -43,15 +45,21 @@ class KindCount:
         """Add what became of a fault."""
         if not injection.is_fired:
             return
-        if not (injection.seen or injection.leaked or injection.is_felt):
+        if not (injection.seen or injection.leaked or injection.unsaid or injection.is_felt):
             self.harmless += 1
             return
         self.injected += 1
         self.combined += is_combined
-        self.caught += injection.is_caught
-        self.missed += not injection.is_caught
+        is_late = bool(injection.seen) and (bool(injection.unsaid) or self._is_behind(injection.seen[0]))
+        is_caught = injection.is_caught and not is_late
+        self.caught += is_caught
+        self.missed += not is_caught
+        self.late += is_late
         if injection.seen:
             self.when[injection.seen[0]] += 1
+
+    def _is_behind(self, check: str) -> bool:
+        return KINDS[self.kind].is_ahead and check in STEP_CHECKS
 
     @property
     def seen_first(self) -> str:
@@ -68,6 +76,7 @@ class KindCount:
             "missed": self.missed,
             "combined": self.combined,
             "harmless": self.harmless,
+            "late": self.late,
             "when": {check: self.when[check] for check in MOMENTS if self.when[check]},
         }
 

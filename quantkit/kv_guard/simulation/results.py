@@ -21,8 +21,8 @@ def process(engine: Engine) -> None:
     engine.stream.run_to(launched.done)
     engine.free_pages.begin_group()
     if engine.tracker.is_on:
-        verdict = engine.tracker.verdict(launched.number)
-        engine.judge.see(engine.name, verdict)
+        verdict, wrongs = engine.tracker.verdict(launched.number)
+        engine.judge.see(engine.name, verdict, wrongs)
         end_named(engine, verdict.aborted)
     for at, part in enumerate(launched.parts):
         if part.request.epoch == part.epoch:
@@ -85,15 +85,16 @@ def _fork(engine: Engine, parent: Request) -> None:
         if pages is None:
             engine.submit(child)
             continue
-        _begin_fork(engine, parent, child, pages)
+        begin_fork(engine, parent, child, pages, parent.num_shared)
 
 
-def _begin_fork(engine: Engine, parent: Request, child: Request, pages: list[int]) -> None:
+def begin_fork(engine: Engine, parent: Request, child: Request, pages: list[int], num_read: int) -> None:
+    """A row that reads the first pages of another, and writes on in a copy of the next where ``pages`` has one."""
     whole = parent.num_shared
     engine.named[child.name] = child
     child.row = engine.rows.free.pop()
     engine.events.open(child.row, child.name)
-    child.pages = parent.pages[:whole]
+    child.pages = parent.pages[:num_read]
     engine.events.fork(parent.row, child.row, list(child.pages))
     engine.rows.write(child.row, 0, child.pages)
     assert parent.node is not None

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from quantkit.kv_guard.page_tags import new_tracker
+from quantkit.kv_guard.simulation.engine import MakeGuard
 from quantkit.kv_guard.simulation.faults.kinds import KINDS
 from quantkit.kv_guard.simulation.judge import Injection
 from quantkit.kv_guard.simulation.report import KindCount, SelfTestReport
@@ -21,18 +23,21 @@ _AT_ONCE = 4  # faults
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTestPlan:
     """``checks`` of pages without faults; ``single`` and ``combined`` injections of each kind at least. ``content``:
-    pages are summed where they are copied, and faults of the content are injected, too."""
+    pages are summed where they are copied, and faults of the content are injected, too. ``only`` these kinds; empty:
+    all."""
 
     seed: int = 0
     checks: int = 100_000
     single: int = 6
     combined: int = 6
     content: bool = False
+    only: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Those that can be seen."""
-        return tuple(name for name, kind in KINDS.items() if self.content or not kind.is_content)
+        able = (name for name, kind in KINDS.items() if self.content or not kind.is_content)
+        return tuple(name for name in able if name in self.only or not self.only)
 
     def shapes(self, shapes: Mapping[str, WorldShape]) -> dict[str, WorldShape]:
         """With checksums or without."""
@@ -49,12 +54,24 @@ def self_test(plan: SelfTestPlan, report: Report = lambda *_: None) -> SelfTestR
         worlds = clean_worlds(plan.shapes(shapes), plan, report)
         faulty = FaultRun(plan)
         faulty.run(report)
-    every = [*worlds, *faulty.worlds.values()]
+    return _reported(plan, worlds, faulty)
+
+
+def faults_alone(plan: SelfTestPlan, make_guard: MakeGuard) -> SelfTestReport:
+    """What a guard makes of faults, without the traffic that has none."""
+    with one_thread(), torch.inference_mode():
+        run = FaultRun(plan, make_guard=make_guard)
+        run.run()
+    return _reported(plan, [], run)
+
+
+def _reported(plan: SelfTestPlan, clean: Sequence[World], run: "FaultRun") -> SelfTestReport:
+    every = [*clean, *run.worlds.values()]
     return SelfTestReport(
         seed=plan.seed,
-        kinds=tuple(faulty.counts.values()),
+        kinds=tuple(run.counts.values()),
         checks=sum(world.num_checks for world in every),
-        clean_checks=sum(world.num_checks for world in worlds),
+        clean_checks=sum(world.num_checks for world in clean),
         steps=sum(world.num_steps for world in every),
         false_positives=tuple(text for world in every for text in world.judge.false_positives),
         leaks=tuple(text for world in every for text in world.judge.leaks),
@@ -80,11 +97,11 @@ def clean_worlds(shapes: Mapping[str, WorldShape], plan: SelfTestPlan, report: R
 class FaultRun:
     """Injects faults, and counts what became of them. Without a guard it shows what they would have done."""
 
-    def __init__(self, plan: SelfTestPlan, *, is_guarded: bool = True) -> None:
+    def __init__(self, plan: SelfTestPlan, *, make_guard: MakeGuard = new_tracker) -> None:
         self._plan = plan
         self.counts = {kind: KindCount(kind=kind) for kind in plan.kinds}
         self.worlds = {
-            name: World(shape, plan.seed + 100 + at, is_guarded=is_guarded)
+            name: World(shape, plan.seed + 100 + at, make_guard=make_guard)
             for at, (name, shape) in enumerate(plan.shapes(SMALL).items())
         }
         self.injections: list[Injection] = []

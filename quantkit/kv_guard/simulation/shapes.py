@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineShape:
-    """``window``: tokens that a query sees, None for all; ``null_pages``: entries that it has left behind name page 0,
-    and the engine passes no first pages; ``drafts``: speculated tokens a step; ``chunk``: prompt tokens a step."""
+    """``window``: tokens that a query sees, None for all; ``null_pages``: entries that it has left behind name page 0;
+    ``drafts``: speculated tokens a step; ``chunk``: prompt tokens a step."""
 
     page_size: int
     num_pages: int

@@ -171,7 +171,7 @@ class Forward:
         starts, counts = numbers([part.start for part in parts]), numbers([part.count for part in parts])
         lengths_B = numbers([part.start + part.count for part in parts] + [1] * num_padded)
         firsts = None
-        if shape.window is not None and not shape.null_pages:
+        if shape.window is not None:
             firsts = numbers([part.first for part in parts] + padding)
         self._most_pages = max(num_pages_of(engine, part.reserved) for part in parts)
         self._step = Step(

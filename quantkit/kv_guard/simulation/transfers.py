@@ -11,7 +11,7 @@ from quantkit.kv_guard.simulation.events import numbers
 from quantkit.kv_guard.simulation.memory import end, let_go, own_pages
 from quantkit.kv_guard.simulation.requests import Request, State
 from quantkit.kv_guard.simulation.stream import Lane, Op
-from quantkit.kv_guard.tracker import Held
+from quantkit.kv_guard.simulation.watched import Known
 
 
 @dataclass(slots=True, eq=False)
@@ -23,8 +23,9 @@ class Transfer:
     first: int
     pages: list[int]
     sources: list[int]
-    granted: int
-    held: list[Held] = field(default_factory=list)
+    number: int
+    granted: int = 0
+    held: list[Known] = field(default_factory=list)
     sent: int = 0  # the operation of the sender's stream that checks what it holds
     lanes: list[Lane] = field(default_factory=list)
     is_late: bool = False  # its pages were released without waiting for it: a fault
@@ -64,16 +65,17 @@ class Link:
                 if self.decode.stream.num_run >= transfer.granted:
                     self.tell(transfer)
             elif all(lane.is_done for lane in transfer.lanes):
-                self._complete(transfer)
+                self.complete(transfer)
 
     def begin(self, request: Request) -> Transfer:
         """Pages were granted; whoever sends is told as soon as that is true on the device."""
         first = request.num_shared
-        self.decode.events.announce(request.pages[first:])
-        granted = self.decode.put_copy(lambda: None)
         source = request.source
         assert source is not None, "nobody prefills for it"
-        transfer = Transfer(request, first, request.pages[first:], source.pages[first:], granted)
+        number = next(self.decode.around.transfers)
+        transfer = Transfer(request, first, request.pages[first:], source.pages[first:], number)
+        self.decode.events.announce(transfer.pages, number)
+        transfer.granted = self.decode.put_copy(lambda: None)
         self.prefill.events.hold(source.pages, source.row, transfer.held.append)
         self.prefill.events.send(transfer.sources, lambda: transfer.held[0][first:])
         transfer.sent = self.prefill.put_copy(lambda: None)
@@ -92,7 +94,7 @@ class Link:
                 transfer.lanes.append(self.decode.around.beside.add(lane))
 
     def parts(self, transfer: Transfer, places: list[int]) -> list[Op]:
-        """The tags, and then each layer."""
+        """The tags, each layer, and the tags again: no content that is late comes without one behind it."""
         if not places:
             return []
         sources = numbers([transfer.sources[place] for place in places])
@@ -101,10 +103,14 @@ class Link:
         def tags() -> None:
             self.decode.judge.spread(self.prefill.name, sources.tolist(), self.decode.name, pages.tolist())
             if self.decode.tracker.is_on:
-                self.decode.tracker.land(pages, self.prefill.tracker.lift(sources))
+                sent = transfer.held[0][transfer.first :][numbers(places)] if transfer.held else None
+                self.decode.tracker.land(pages, transfer.number, self.prefill.tracker.lift(sources, sent))
 
-        take = self.decode.content.take
-        return [tags, *(partial(take, self.prefill.content, layer, sources, pages) for layer in range(NUM_LAYERS))]
+        def take(layer: int) -> None:
+            self.decode.content.take(self.prefill.content, layer, sources, pages)
+            self.decode.tracker.land_content(pages, transfer.number, self.prefill.tracker, sources)
+
+        return [tags, *(partial(take, layer) for layer in range(NUM_LAYERS)), tags]
 
     def restart(self) -> None:
         """Nothing is on its way."""
@@ -119,8 +125,8 @@ class Link:
             elif request is not None and request.state is State.WAITING and request not in self.decode.waiting:
                 self.decode.waiting.append(request)
 
-    def _complete(self, transfer: Transfer) -> None:
-        """All has landed, of every attempt."""
+    def complete(self, transfer: Transfer, *, is_told: bool = True) -> None:
+        """All has landed, of every attempt; ``is_told``: the guard hears that it has arrived."""
         request, source = transfer.request, transfer.request.source
         assert source is not None, "nobody prefills for it"
         self.transfers.remove(transfer)
@@ -128,7 +134,8 @@ class Link:
         self._release_source(source)
         if request.state is State.ARRIVING:
             decode = self.decode
-            decode.events.arrive(transfer.pages, request.row, transfer.first)
+            if is_told:
+                decode.events.arrive(transfer.pages, request, transfer.first)
             decode.arriving.remove(request)
             decode.running.append(request)
             request.state, request.source = State.DECODE, None

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from quantkit.kv_guard.tracker import Held
+from torch import Tensor
+
+from quantkit.kv_guard.simulation.content import words_of
+from quantkit.kv_guard.simulation.watched import Known
 
 Key = tuple[int, ...]
 
@@ -18,8 +21,8 @@ class Node:
     parent: "Node | None"
     pages: list[int] | None = None
     host_pages: list[int] | None = None
-    held: Held | None = None
-    host_held: Held | None = None
+    held: Known | None = None
+    host_held: Known | None = None
     readers: int = 0
     is_busy: bool = False
     used: int = 0
@@ -29,6 +32,11 @@ class Node:
     def end(self) -> int:
         """The logical index behind its last page."""
         return self.first + len(self.keys)
+
+    def words(self) -> Tensor:
+        """Of its tokens."""
+        tokens = [token for one in self.path() for key in one.keys for token in key]
+        return words_of(tokens, len(tokens))[len(tokens) - sum(map(len, self.keys)) :]
 
     def path(self) -> list["Node"]:
         """From the root's child on."""

@@ -2,9 +2,10 @@
 
 from random import Random
 
+from quantkit.kv_guard.page_tags import new_tracker
 from quantkit.kv_guard.simulation.admission import admit
 from quantkit.kv_guard.simulation.allocator import NULL_PAGE
-from quantkit.kv_guard.simulation.engine import Engine, Surroundings
+from quantkit.kv_guard.simulation.engine import Engine, MakeGuard, Surroundings
 from quantkit.kv_guard.simulation.host_tier import HostTier
 from quantkit.kv_guard.simulation.judge import Judge
 from quantkit.kv_guard.simulation.memory import abort, retract
@@ -22,14 +23,14 @@ _REMOTE = 0.35  # of the requests another engine prefills
 class World:
     """Everything that happens in it follows from the shape and the seed."""
 
-    def __init__(self, shape: WorldShape, seed: int, *, is_guarded: bool = True) -> None:
+    def __init__(self, shape: WorldShape, seed: int, *, make_guard: MakeGuard = new_tracker) -> None:
         self.random = Random(seed)
         self.judge = Judge()
         around = Surroundings(
             random=self.random,
             beside=Beside(self.random),
             judge=self.judge,
-            is_guarded=is_guarded,
+            make_guard=make_guard,
             content=shape.content,
         )
         self.beside = around.beside
@@ -89,8 +90,7 @@ class World:
         self.drain()
         for engine in self.engines:
             if engine.tracker.is_on:
-                verdict = engine.tracker.settle()
-                self.judge.see(engine.name, verdict)
+                self.judge.see(engine.name, *engine.tracker.settle())
         self.beside.drop()
         for engine in self.engines:
             engine.restart()

@@ -22,6 +22,7 @@ from quantkit.kv_guard.simulation.judge import Injection
 from quantkit.kv_guard.simulation.requests import Request, State
 from quantkit.kv_guard.simulation.stream import Lane
 from quantkit.kv_guard.simulation.tree import Node
+from quantkit.kv_guard.simulation.watched import Watched
 from quantkit.kv_guard.simulation.world import World, can_be_offloaded
 
 
@@ -32,6 +33,7 @@ class Target:
     lane: Lane
     pool: str
     content: Content
+    tracker: Watched
     pages: list[int]
     requests: list[Request]
 
@@ -89,8 +91,9 @@ def torn(world: World, injection: Injection) -> Iterator[None]:
     """Kind 13: a copy is said to be complete before half of a layer has come."""
     half = world.decode.shape.page_size // 2
 
-    def tear(content: Content, pages: Tensor) -> None:
+    def tear(content: Content, pages: Tensor) -> Tensor:
         content.words_LPS[NUM_LAYERS - 1, pages, half:] = ~content.words_LPS[NUM_LAYERS - 1, pages, half:]
+        return pages
 
     yield from _damage(world, injection, tear)
 
@@ -98,10 +101,15 @@ def torn(world: World, injection: Injection) -> Iterator[None]:
 def bit_flip(world: World, injection: Injection) -> Iterator[None]:
     """A bit turns over on the way."""
     bit = world.random.getrandbits(20)
-    yield from _damage(world, injection, lambda content, pages: content.flip(int(pages[0]), bit))
+
+    def turn(content: Content, pages: Tensor) -> Tensor:
+        content.flip(int(pages[0]), bit)
+        return pages[:1]
+
+    yield from _damage(world, injection, turn)
 
 
-def _damage(world: World, injection: Injection, harm: Callable[[Content, Tensor], None]) -> Iterator[None]:
+def _damage(world: World, injection: Injection, harm: Callable[[Content, Tensor], Tensor]) -> Iterator[None]:
     """What a lane has brought is changed before anybody is told that it is complete."""
     engine, host = world.decode, world.decode.host
     of_transfer = host is None or world.random.random() < 0.4
@@ -118,7 +126,8 @@ def _damage(world: World, injection: Injection, harm: Callable[[Content, Tensor]
     def strike() -> None:
         injection.pages |= {(target.pool, page) for page in target.pages}
         fire(world, injection, [], target.requests)
-        harm(target.content, numbers(target.pages))
+        harmed = harm(target.content, numbers(target.pages))
+        target.tracker.books.doubt(harmed)
 
     target.lane.parts.append(strike)
     yield from _until_done(target.lane)
@@ -130,8 +139,8 @@ def _copy_under_way(world: World, host: HostTier) -> Target | None:
     for copy in host.copies:
         if copy.lane is not None and copy.lane.parts and _is_quiet_copy(world, copy):
             if copy.is_load:
-                return Target(copy.lane, engine.name, engine.content, copy.pages, [])
-            return Target(copy.lane, host.name, host.content, copy.host_pages, [])
+                return Target(copy.lane, engine.name, engine.content, engine.tracker, copy.pages, [])
+            return Target(copy.lane, host.name, host.content, host.tracker, copy.host_pages, [])
     return None
 
 
@@ -143,7 +152,7 @@ def _transfer_under_way(world: World) -> Target | None:
         for lane in transfer.lanes if is_able else []:
             is_once = sum(lane.pages == other.pages for other in transfer.lanes) == 1
             if lane.parts and lane.pages and is_once:
-                return Target(lane, engine.name, engine.content, lane.pages, [transfer.request])
+                return Target(lane, engine.name, engine.content, engine.tracker, lane.pages, [transfer.request])
     return None
 
 

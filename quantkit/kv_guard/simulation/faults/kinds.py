@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quantkit.kv_guard.simulation.faults import copies, lifetime, sharing, tables
+from quantkit.kv_guard.simulation.faults import copies, early, forks, lifetime, sharing, tables
 from quantkit.kv_guard.simulation.faults.scripts import Script
 
 _ALL = ("pages", "tokens", "window", "null pages", "waiting")
@@ -13,12 +13,14 @@ _HOST = ("pages", "tokens", "waiting")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """``worlds`` are the shapes in which it can happen. A fault of the content only a checksum sees."""
+    """``worlds`` are the shapes in which it can happen. A fault of the content only a checksum sees. One that
+    must be seen ahead (of each step that reads what it spoils) is late where a step's checks see it first."""
 
     name: str
     script: Script
     worlds: tuple[str, ...] = _ALL
     is_content: bool = False
+    is_ahead: bool = False
 
 
 KINDS: Mapping[str, Kind] = {
@@ -30,7 +32,7 @@ KINDS: Mapping[str, Kind] = {
         worlds=("window", "null pages"),
     ),
     "4": Kind(name="a row is rewritten, or keeps an old tail", script=tables.stale_row, worlds=_OVERLAPPED),
-    "6": Kind(name="a page is released twice", script=lifetime.double_free),
+    "6": Kind(name="a page is released twice", script=lifetime.double_free, is_ahead=True),
     "7": Kind(name="a prefix is evicted between look-up and lock", script=sharing.stolen_prefix),
     "8": Kind(name="a retracted prefill frees cached pages", script=sharing.freed_by_retraction),
     "9": Kind(
@@ -40,7 +42,15 @@ KINDS: Mapping[str, Kind] = {
     ),
     "10": Kind(name="a row is off by a page", script=tables.off_by_one),
     "11": Kind(name="padding is written or read as data", script=tables.padding),
-    "13": Kind(name="a transfer is torn", script=copies.torn, worlds=_OVERLAPPED, is_content=True),
-    "14": Kind(name="the host's page is reused during load-back", script=copies.host_page_reused, worlds=_HOST),
-    "bit": Kind(name="a bit turns over in transit", script=copies.bit_flip, worlds=_OVERLAPPED, is_content=True),
+    "13": Kind(name="a transfer is torn", script=copies.torn, worlds=_OVERLAPPED, is_content=True, is_ahead=True),
+    "14": Kind(
+        name="the host's page is reused during load-back", script=copies.host_page_reused, worlds=_HOST, is_ahead=True
+    ),
+    "early": Kind(
+        name="a request reads pages whose transfer has not ended", script=early.early_reader, worlds=_OVERLAPPED
+    ),
+    "fork": Kind(name="a fork writes in its parent's page, or copies one that is free", script=forks.wrong_fork),
+    "bit": Kind(
+        name="a bit turns over in transit", script=copies.bit_flip, worlds=_OVERLAPPED, is_content=True, is_ahead=True
+    ),
 }

@@ -90,7 +90,8 @@ def _lose_entry(world: World, injection: Injection) -> Iterator[None]:
 
 
 def off_by_one(world: World, injection: Injection) -> Iterator[None]:
-    """Kind 10: a row is shifted by a page; or a prefix that ends with a page is taken to be a page longer."""
+    """Kind 10: a row is shifted by a page, or by a token where it names tokens; or a prefix that ends with a page is
+    taken to be a page longer."""
     if world.random.random() < 0.5 and world.decode.shape.is_overlapped:
         yield from _shift(world, injection)
     else:
@@ -114,7 +115,15 @@ def _shift(world: World, injection: Injection) -> Iterator[None]:
             pages = [rows.entry(part.row, index) for index in seen[:-1]]
             rows.put_entries(numbers([part.row] * len(pages)), numbers(seen[1:]), numbers(pages))
 
-    strike(world, launched.begun - 1, shift)
+    def shift_tokens() -> None:
+        if part.request.epoch == part.epoch:
+            fire(world, injection, row_pages(part.request), [part.request])
+            table, size = rows.table, world.decode.shape.page_size
+            begin, end = seen[0] * size, part.start + part.num_right
+            table[part.row, begin + 1 : end] = table[part.row, begin : end - 1].clone()
+
+    by_token = world.decode.shape.by_token and world.random.random() < 0.5
+    strike(world, launched.begun - 1, shift_tokens if by_token else shift)
     yield from settled(injection)
 
 

@@ -1,0 +1,249 @@
+"""What is really so in a pool, on its device's time: the books that a guard is judged by.
+
+A grant is a number here, which nothing on its way can change; no seal, owner or tag is looked at. So it is known at
+each check which pages are wrong for whom: those the guard must name (`is_sure`), those it may name (content came
+without its tag), and no others.
+
+Legend: P pages, R rows, L logical pages, B rows of a batch, N entries, S tokens of a page.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quantkit.kv_guard.tracker import Step
+
+# of a page; of a row that is not open; of one that is, where it was granted nothing; where a window has left a page
+FREE, NOTHING, UNGRANTED, PRUNED = 0, 0, -1, -2
+SOUND, DOUBTFUL, SPOILED = (
+    0,
+    1,
+    2,
+)  # what a page holds: its holder's; perhaps another's; another's, and a guard can tell
+NOBODY = 0  # transfers are numbered from 1 on
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a check looked, as a violation names it; ``row`` and ``index`` are None where it names none."""
+
+    check: str
+    row: int | None
+    index: int | None
+    page: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """What was wrong there, for the request of the row. ``is_sure``: a guard that does not say so has missed it."""
+
+    request: str | None
+    is_sure: bool
+
+
+Wrongs = Mapping[Place, Wrong]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Looked:
+    """At a step's launch: pages and grants that its rows expect, int64 [B, L], and which of them are read."""
+
+    step: Step
+    expected: Tensor
+    is_read: Tensor
+    names: dict[int, str]
+
+
+class Books:
+    """Who holds which page, which row was granted what, and where somebody else has written."""
+
+    def __init__(self, num_pages: int, num_rows: int, most_pages: int, page_size: int) -> None:
+        self.num_pages, self.page_size = num_pages, page_size
+        self.grants_P = torch.zeros(num_pages, dtype=torch.int64)
+        self.waits_for_P = torch.zeros(num_pages, dtype=torch.int64)  # the transfer that was announced
+        self.taints_P = torch.zeros(num_pages, dtype=torch.int64)
+        self.landed_P = torch.zeros(num_pages, dtype=torch.int64)  # on a free page: the taint that its next holder has
+        self.is_shared_P = torch.zeros(num_pages, dtype=torch.bool)
+        self.is_tagged_P = self.is_shared_P.clone()
+        self.is_dirty_P = self.is_shared_P.clone()
+        self.is_touched_P = self.is_shared_P.clone()
+        self.expected_RL = torch.zeros(num_rows, most_pages, dtype=torch.int64)
+        self.names: dict[int, str] = {}
+        self._num_grants = 0
+        self.has_transfers = False  # until the first is announced a guard does not look for what lands on free pages
+
+    def next_grants(self, count: int) -> Tensor:
+        """Numbers that nothing was granted under."""
+        first = self._num_grants + 1
+        self._num_grants += count
+        return torch.arange(first, first + count)
+
+    def expected(self, rows: Tensor, indices: Tensor) -> Tensor:
+        """Grants; NOTHING of what no row has."""
+        num_rows, row_pages = self.expected_RL.shape
+        is_place = (rows >= 0) & (rows < num_rows) & (indices >= 0) & (indices < row_pages)
+        at = torch.where(is_place, rows, 0), torch.where(is_place, indices, 0)
+        return torch.where(is_place, self.expected_RL[at], NOTHING)
+
+    def is_other(self, pages: Tensor, grants: Tensor) -> tuple[Tensor, Tensor]:
+        """Where a page is not, or may not be, what was granted under ``grants``: surely, and perhaps."""
+        is_inside = (pages >= 0) & (pages < self.num_pages)
+        safe = torch.where(is_inside, pages, 0)
+        taints = self.taints_P[safe]
+        is_sure = ~is_inside | (self.grants_P[safe] != grants) | (grants <= 0) | (taints == SPOILED)
+        is_sure |= self.is_tagged_P[safe] | (self.waits_for_P[safe] != NOBODY)  # what was announced has not come yet
+        return is_sure, is_sure | (taints != SOUND)
+
+    def grant(self, pages: Tensor, grants: Tensor) -> None:
+        """To whoever holds them from now on: nothing of what was matters, but a transfer that may still write there."""
+        landed = torch.where(self.is_dirty_P[pages], SPOILED, self.landed_P[pages])
+        self.grants_P[pages] = grants
+        self.taints_P[pages] = landed
+        self.is_touched_P[pages] = landed == SPOILED
+        self.landed_P[pages] = SOUND
+        self.is_shared_P[pages] = self.is_tagged_P[pages] = False
+        self.waits_for_P[pages] = NOBODY
+
+    def release(self, pages: Tensor) -> None:
+        """Of whatever was written there nothing is left that concerns anybody."""
+        self.is_dirty_P[pages] |= self.waits_for_P[pages] != NOBODY
+        self.grants_P[pages] = FREE
+        self.taints_P[pages] = self.landed_P[pages] = SOUND
+        self.is_shared_P[pages] = self.is_tagged_P[pages] = False
+        self.waits_for_P[pages] = NOBODY
+
+    def announce(self, pages: Tensor, transfer: int) -> None:
+        """It may write to pages that are held."""
+        self.has_transfers = True
+        is_held = (self.grants_P[pages] != FREE) & ~self.is_shared_P[pages]
+        self.waits_for_P[pages] = torch.where(is_held, transfer, self.waits_for_P[pages])
+
+    def land(self, pages: Tensor, transfer: int, taints: Tensor, *, is_tag: bool) -> None:
+        """A transfer writes, beside the stream: right where it was announced for the holder, and nowhere else."""
+        is_right = self.waits_for_P[pages] == transfer
+        is_free = self.grants_P[pages] == FREE
+        stray = torch.full_like(pages, SPOILED if is_tag else DOUBTFUL)
+        landed = stray if self.has_transfers else stray.clamp(max=DOUBTFUL)
+        now = self.taints_P[pages].clamp(max=DOUBTFUL) if is_tag else self.taints_P[pages]
+        brought = taints if is_tag else taints.clamp(max=DOUBTFUL)
+        wrong = torch.where(is_free, self.taints_P[pages], torch.maximum(self.taints_P[pages], stray))
+        self.taints_P[pages] = torch.where(is_right, torch.maximum(now, brought), wrong)
+        self.landed_P[pages] = torch.where(is_free, torch.maximum(self.landed_P[pages], landed), self.landed_P[pages])
+        if is_tag:
+            self.is_tagged_P[pages] |= is_right
+
+    def doubt(self, pages: Tensor) -> None:
+        """What they hold is wrong, and no tag says so."""
+        self.taints_P[pages] = self.taints_P[pages].clamp(min=DOUBTFUL)
+
+    def take(self, pages: Tensor, is_right: Tensor) -> None:
+        """A transfer is over; ``is_right`` where it brought what it should."""
+        taints = self.taints_P[pages].clamp(max=DOUBTFUL)
+        taints = torch.where(is_right, taints, DOUBTFUL)
+        self.taints_P[pages] = torch.where(self.is_touched_P[pages], SPOILED, taints)
+        self.is_tagged_P[pages] = False
+        self.waits_for_P[pages] = NOBODY
+
+
+class Truth:
+    """Of one pool: its books, and what was wrong in them at each check since the last step."""
+
+    def __init__(self, books: Books, null_page: int) -> None:
+        self.books = books
+        self._null_page = null_page
+        self._wrongs: dict[Place, Wrong] = {}
+        self._closed: deque[tuple[int, Wrongs]] = deque()
+        self._step = 0
+        self._looked: _Looked | None = None
+
+    def note(
+        self,
+        check: str,
+        pages: Tensor,
+        wrong: tuple[Tensor, Tensor],
+        rows: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> None:
+        """``wrong``: surely, and perhaps; all [N]."""
+        is_sure, is_possible = wrong
+        found = (is_sure | is_possible).nonzero()[:, 0].tolist()
+        names = self._looked.names if self._looked is not None and check in _OF_STEP else self.books.names
+        for at in found:
+            row = None if rows is None else int(rows[at])
+            place = Place(check, row, None if indices is None else int(indices[at]), int(pages[at]))
+            before = self._wrongs.get(place)
+            is_known = before is not None and before.is_sure
+            self._wrongs[place] = Wrong(None if row is None else names.get(row), bool(is_sure[at]) or is_known)
+
+    def look(self, step: Step) -> None:
+        """Before a step."""
+        pages, slots_off = self._pages(step)
+        index_1L = torch.arange(step.most_pages)[None]
+        expected = self.books.expected(step.rows[:, None].expand_as(pages), index_1L.expand_as(pages))
+        is_read = index_1L * self.books.page_size < step.lengths[:, None]
+        if step.firsts is not None:
+            is_read &= index_1L >= step.firsts[:, None]
+        is_left = (expected == NOTHING) | ((expected == PRUNED) & (step.firsts is None))
+        is_read &= (pages != self._null_page) | ~is_left
+        self._looked = _Looked(step=step, expected=expected, is_read=is_read, names=dict(self.books.names))
+        self._compare("before_step", pages, slots_off)
+
+    def look_again(self) -> None:
+        """Behind it: at the pages that its rows name by now."""
+        assert self._looked is not None, "before_step was not called"
+        self._compare("after_step", *self._pages(self._looked.step))
+        self._looked = None
+        self._closed.append((self._step, self._wrongs))
+        self._step += 1
+        self._wrongs = {}
+
+    def of(self, step: int) -> Wrongs:
+        """What was wrong in a step, and at the events before it."""
+        while self._closed[0][0] < step:
+            self._closed.popleft()
+        return self._closed.popleft()[1]
+
+    def settle(self) -> Wrongs:
+        """Since the last step."""
+        return self._wrongs
+
+    def forget(self) -> None:
+        """What was read."""
+        self._wrongs = {}
+
+    def _pages(self, step: Step) -> tuple[Tensor, Tensor | None]:
+        """Pages that rows name, int64 [B, L]; where they name tokens, which are out of their place, [B, L, S]."""
+        size = self.books.page_size
+        if not step.by_token:
+            return step.table[step.rows[:, None], torch.arange(step.most_pages)[None]].long(), None
+        positions = torch.arange(step.most_pages * size)
+        slots = step.table[step.rows[:, None], positions[None]].long().reshape(len(step.rows), -1, size)
+        pages = slots[:, :, 0] // size
+        is_off = slots != pages[:, :, None] * size + torch.arange(size)
+        is_off &= (positions < step.lengths[:, None]).reshape(is_off.shape)
+        return pages, is_off
+
+    def _compare(self, check: str, pages: Tensor, is_off: Tensor | None) -> None:
+        looked = self._looked
+        assert looked is not None, "before_step was not called"
+        is_sure, is_possible = self.books.is_other(pages, looked.expected)
+        if is_off is not None:
+            is_sure = is_sure | is_off[:, :, 0]  # the first slot of a page is what a guard reads
+            is_possible = is_possible | is_off.any(2)
+        at = (is_possible & looked.is_read).nonzero()
+        if len(at):
+            rows, indices = at[:, 0], at[:, 1]
+            wrong = is_sure[rows, indices], is_possible[rows, indices]
+            self.note(check, pages[rows, indices], wrong, looked.step.rows[rows], indices)
+
+
+_OF_STEP = frozenset({"before_step", "after_step", "write"})
+
+
+def is_repeated(pages: Tensor) -> Tensor:
+    """Entries whose page stands before them in the list."""
+    listed = pages.tolist()
+    return torch.tensor([page in listed[:at] for at, page in enumerate(listed)], dtype=torch.bool)

@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from quantkit.kv_guard.engines.vllm_shadow import Shadow
+from quantkit.kv_guard.engines.vllm.shadow import Shadow
 from quantkit.kv_guard.identity import Chains, PoolIdentity, owner_of
 from quantkit.kv_guard.page_tags import PageTagTracker
 from quantkit.kv_guard.settings import GuardSettings, PoolSize

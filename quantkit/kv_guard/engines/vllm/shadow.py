@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from quantkit.kv_guard.engines.vllm_events import GroupEvents, StepEvents, add, generation_after, signed
+from quantkit.kv_guard.engines.vllm.events import GroupEvents, StepEvents, add, generation_after, signed
 from quantkit.kv_guard.identity import Chain, Chains, owner_of
 from quantkit.kv_guard.tracker import KvGuardError
 

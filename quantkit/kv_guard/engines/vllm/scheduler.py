@@ -11,13 +11,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from quantkit.kv_guard.engines import vllm_targets as targets
 from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import PluginSettings
 from quantkit.kv_guard.engines.targets import original_of
-from quantkit.kv_guard.engines.vllm_events import EVENTS, Report, StepEvents
-from quantkit.kv_guard.engines.vllm_settings import groups_of, num_rows
-from quantkit.kv_guard.engines.vllm_shadow import Shadow
+from quantkit.kv_guard.engines.vllm import targets
+from quantkit.kv_guard.engines.vllm.events import EVENTS, Report, StepEvents
+from quantkit.kv_guard.engines.vllm.settings import groups_of, num_rows
+from quantkit.kv_guard.engines.vllm.shadow import Shadow
 from quantkit.kv_guard.identity import Chains
 from quantkit.kv_guard.tracker import KvGuardError
 
@@ -27,7 +27,7 @@ _LOG = logging.getLogger("vllm.quantkit_kv_guard")
 
 
 class SchedulerGuard:
-    """Of one scheduler. ``found`` are the engine's own things by the names of `vllm_targets`."""
+    """Of one scheduler. ``found`` are the engine's own things by the names of targets.py."""
 
     def __init__(self, scheduler: Any, settings: PluginSettings, found: dict[str, Any]) -> None:
         manager = scheduler.kv_cache_manager

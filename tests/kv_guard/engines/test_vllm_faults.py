@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quantkit.kv_guard.faults import Fault
-from tests.kv_guard.vllm_harness import PAGE_SIZE
+from tests.kv_guard.engines.small_vllm.harness import PAGE_SIZE
 
 BOTH_RUNNERS = pytest.mark.parametrize("v2", [True, False], ids=["v2", "v1"])
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])

@@ -27,7 +27,7 @@ with warnings.catch_warnings():
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
     from vllm.v1.request import Request
 
-from tests.kv_guard.vllm_harness import PAGE_SIZE, Engine  # noqa: E402
+from tests.kv_guard.engines.small_vllm.harness import PAGE_SIZE, Engine  # noqa: E402
 
 init_none_hash(sha256)
 register_all_kvcache_specs(None)

@@ -2,7 +2,7 @@
 
 With mode off, the default, nothing is imported or wrapped. Else two doors are: `get_scheduler_cls`, through which an
 engine core comes to its scheduler, and `init_device`, through which a worker comes to its model runner. What is behind
-a door is compared with `vllm_targets.py`, and wrapped, when somebody goes through: a front end imports neither.
+a door is compared with targets.py, and wrapped, when somebody goes through: a front end imports neither.
 
 Scheduler and workers are processes of their own. The scheduler sees what the allocator does, and draws generations and
 owners; its `StepEvents` go to every worker as an attribute of the step's `SchedulerOutput`, pickled with it. A worker
@@ -37,8 +37,8 @@ Which faults of paged caches are seen, and when:
 What the guard cannot go on with ends a server in mode abort or halt; in mode log it is said once, and the guard of that
 process is off (refusals.py). Log, metrics, incidents and a dump of the pool are written as for SGLang (evidence.py).
 
-Requests that a violation names are ended before their tokens are released (mode abort, `vllm_scheduler.py`); in mode
-halt a worker raises, and vLLM ends the engine. Of several workers all answer each step (`vllm_gather.py`).
+Requests that a violation names are ended before their tokens are released (mode abort, scheduler.py); in mode
+halt a worker raises, and vLLM ends the engine. Of several workers all answer each step (gather.py).
 
 Not covered. KV connectors move no tags: a load into a page that a running step uses (1, 2), and a transfer that is
 late, torn or another request's, are not seen; pages that are loaded are checked as others are, and with a connector a
@@ -54,10 +54,10 @@ import os
 from collections.abc import Callable
 from importlib import import_module
 
-from quantkit.kv_guard.engines import vllm_targets
 from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import VARIABLE, PluginSettings, read_settings
 from quantkit.kv_guard.engines.targets import check_targets, wrap
+from quantkit.kv_guard.engines.vllm import targets
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 
 _LOG = logging.getLogger("vllm.quantkit_kv_guard")
@@ -73,17 +73,17 @@ def register() -> None:
 
 def _hang_doors(settings: PluginSettings) -> None:
     version = import_module("vllm").__version__
-    if not version.startswith(vllm_targets.SUPPORTED_PREFIX):
+    if not version.startswith(targets.SUPPORTED_PREFIX):
         raise KvGuardError(
             f"vLLM {version} is not one that this guard was written for",
-            remedy=f"run {vllm_targets.SUPPORTED}, or leave {VARIABLE} out",
+            remedy=f"run {targets.SUPPORTED}, or leave {VARIABLE} out",
         )
-    check_targets(vllm_targets.DOORS, vllm_targets.SUPPORTED)
+    check_targets(targets.DOORS, targets.SUPPORTED)
     # vLLM goes on without a plugin that cannot be imported: what may fail is imported here, where an error ends it
-    hooks = import_module("quantkit.kv_guard.engines.vllm_hooks")
+    hooks = import_module("quantkit.kv_guard.engines.vllm.hooks")
     for door, hook in (
-        (vllm_targets.GET_SCHEDULER, hooks.hook_scheduler),
-        (vllm_targets.INIT_DEVICE, hooks.hook_worker),
+        (targets.GET_SCHEDULER, hooks.hook_scheduler),
+        (targets.INIT_DEVICE, hooks.hook_worker),
     ):
         wrap(door.name, hooks.before(lambda hook=hook: _go_through(hook, settings)))
 

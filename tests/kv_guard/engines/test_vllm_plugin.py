@@ -8,17 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from quantkit.kv_guard.engines import vllm_plugin
 from quantkit.kv_guard.engines.targets import original_of
-from quantkit.kv_guard.engines.vllm_events import EVENTS, Report, generation_after, signed
-from quantkit.kv_guard.engines.vllm_gather import ReportGatherer
+from quantkit.kv_guard.engines.vllm import plugin
+from quantkit.kv_guard.engines.vllm.events import EVENTS, Report, generation_after, signed
+from quantkit.kv_guard.engines.vllm.gather import ReportGatherer
 from quantkit.kv_guard.tracker import KvGuardError
-from tests.kv_guard import miniature_vllm as core
-from tests.kv_guard import miniature_vllm_runners as runners
-from tests.kv_guard import miniature_vllm_scheduler as scheduling
-from tests.kv_guard import miniature_vllm_worker as workers
-from tests.kv_guard import vllm_harness
-from tests.kv_guard.vllm_harness import Engine, disturbed
+from tests.kv_guard.engines.small_vllm import harness, runners, workers
+from tests.kv_guard.engines.small_vllm import pool as core
+from tests.kv_guard.engines.small_vllm import scheduler as scheduling
+from tests.kv_guard.engines.small_vllm.harness import Engine, disturbed
 
 SETTINGS = [
     {"v2": v2, "depth": depth, "windows": windows, "caching": caching}
@@ -60,7 +58,7 @@ def test_preemption_passes(make):
 
 
 def test_mode_log_names_it_and_goes_on(miniature, caplog, tmp_path):
-    vllm_harness.environment(miniature, "log", tmp_path / "guard.json", incidents=tmp_path / "incidents.jsonl")
+    harness.environment(miniature, "log", tmp_path / "guard.json", incidents=tmp_path / "incidents.jsonl")
     engine = disturbed()
     engine.run()
     assert not engine.is_error("victim")
@@ -72,14 +70,14 @@ def test_mode_log_names_it_and_goes_on(miniature, caplog, tmp_path):
 def test_replicas_write_to_files_of_their_own(miniature, tmp_path):
     """Workers of data parallelism have the ranks of their own replica."""
     for replica in (0, 1):
-        vllm_harness.environment(miniature, "log", tmp_path / "guard.json", incidents=tmp_path / "i.jsonl")
+        harness.environment(miniature, "log", tmp_path / "guard.json", incidents=tmp_path / "i.jsonl")
         engine = disturbed(replica=replica)
         engine.run()
     assert {path.name for path in tmp_path.glob("i.*")} == {"i.rank0.group0.jsonl", "i.rank1.group0.jsonl"}
 
 
 def test_mode_halt_ends_the_engine_at_the_result(miniature):
-    vllm_harness.environment(miniature, "halt")
+    harness.environment(miniature, "halt")
     engine = disturbed()
     released = list(engine.released["victim"])
     with pytest.raises(KvGuardError, match="request victim"):
@@ -100,9 +98,9 @@ def test_mode_off_wraps_nothing(miniature):
 
 
 def test_plugins_may_be_loaded_again(miniature):
-    vllm_plugin.register()
+    plugin.register()
     first = scheduling.SchedulerConfig.get_scheduler_cls
-    vllm_plugin.register()
+    plugin.register()
     assert scheduling.SchedulerConfig.get_scheduler_cls is first
     for _ in range(2):
         scheduling.SchedulerConfig(4, 32, 7).get_scheduler_cls()
@@ -203,6 +201,6 @@ def test_generations_may_be_counted_round(miniature, start):
 
 
 def test_the_entry_point_names_the_plugin():
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     module, _, name = project["entry-points"]["vllm.general_plugins"]["quantkit_kv_guard"].partition(":")
-    assert (module, name) == (vllm_plugin.__name__, vllm_plugin.register.__name__)
+    assert (module, name) == (plugin.__name__, plugin.register.__name__)

@@ -4,15 +4,15 @@ import pytest
 
 from quantkit.kv_guard.dump import check_dump, read_dump
 from quantkit.kv_guard.tracker import KvGuardError
-from tests.kv_guard import vllm_harness
-from tests.kv_guard.vllm_harness import disturbed
+from tests.kv_guard.engines.small_vllm import harness
+from tests.kv_guard.engines.small_vllm.harness import disturbed
 
 
 @pytest.mark.parametrize("mode", ["log", "abort", "halt"])
 def test_the_pool_is_dumped_at_the_first_violation(miniature, tmp_path, mode):
     """Also before a halt ends the engine; what it holds is what the step was given."""
     files = {"dump": tmp_path / "pool.safetensors", "metrics": tmp_path / "kv.prom"}
-    vllm_harness.environment(miniature, mode, tmp_path / "guard.json", **files)
+    harness.environment(miniature, mode, tmp_path / "guard.json", **files)
     engine = disturbed(windows=(None, 9))
     if mode == "halt":
         with pytest.raises(KvGuardError, match="request victim"):
@@ -30,7 +30,7 @@ def test_the_pool_is_dumped_at_the_first_violation(miniature, tmp_path, mode):
 
 def test_a_pool_that_cannot_be_dumped_ends_no_server(miniature, tmp_path, caplog):
     (tmp_path / "pool.rank0.group0.safetensors").mkdir()
-    vllm_harness.environment(miniature, "log", tmp_path / "guard.json", dump=tmp_path / "pool.safetensors")
+    harness.environment(miniature, "log", tmp_path / "guard.json", dump=tmp_path / "pool.safetensors")
     engine = disturbed()
     engine.run()
     assert len(engine.released["victim"]) == 8
@@ -38,7 +38,7 @@ def test_a_pool_that_cannot_be_dumped_ends_no_server(miniature, tmp_path, caplog
 
 
 def test_the_log_says_how_many_it_leaves_out(miniature, tmp_path, caplog):
-    vllm_harness.environment(miniature, "log", tmp_path / "guard.json", ring_lines=9)
+    harness.environment(miniature, "log", tmp_path / "guard.json", ring_lines=9)
     engine = disturbed(pages=6)
     engine.step()
     lines = [record.getMessage() for record in caplog.records]

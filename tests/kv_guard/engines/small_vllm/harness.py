@@ -6,14 +6,12 @@ from collections import deque
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 
-from quantkit.kv_guard.engines import vllm_plugin, vllm_targets
 from quantkit.kv_guard.engines.settings import VARIABLE
 from quantkit.kv_guard.engines.targets import original_of
-from tests.kv_guard import miniature_vllm as core
-from tests.kv_guard import miniature_vllm_data as data
-from tests.kv_guard import miniature_vllm_runners as runners
-from tests.kv_guard import miniature_vllm_scheduler as scheduling
-from tests.kv_guard import miniature_vllm_worker as workers
+from quantkit.kv_guard.engines.vllm import plugin, targets
+from tests.kv_guard.engines.small_vllm import data, runners, workers
+from tests.kv_guard.engines.small_vllm import pool as core
+from tests.kv_guard.engines.small_vllm import scheduler as scheduling
 
 PAGE_SIZE = 4
 _PLACES = {
@@ -66,7 +64,7 @@ def miniature_installed(*, only_workers=False):
 
 
 def unhook():
-    for target in vllm_targets.DOORS + vllm_targets.SCHEDULER_SIDE + vllm_targets.WORKER_SIDE:
+    for target in targets.DOORS + targets.SCHEDULER_SIDE + targets.WORKER_SIDE:
         holder, _, leaf = target.name.rpartition(".")
         module_name = next((name for name in _prefixes(holder) if name in sys.modules), None)
         found = sys.modules.get(module_name)
@@ -129,7 +127,7 @@ class Engine:
 
     def __init__(self, *, depth=1, ranks=1, **settings):
         vllm_config, kv_cache_config = self.configs(depth=depth, **settings)
-        vllm_plugin.register()
+        plugin.register()
         workers.WorkerWrapperBase().init_device()
         self.vllm_config, self.kv_cache_config = vllm_config, kv_cache_config
         self.scheduler = self.make_scheduler(vllm_config, kv_cache_config)

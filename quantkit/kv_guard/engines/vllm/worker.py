@@ -15,8 +15,8 @@ from torch import Tensor
 from quantkit.kv_guard.engines.evidence import Evidence
 from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import PluginSettings, check_memory, path_of
-from quantkit.kv_guard.engines.vllm_events import EVENTS, GroupEvents, Place, Report, StepEvents
-from quantkit.kv_guard.engines.vllm_settings import Group
+from quantkit.kv_guard.engines.vllm.events import EVENTS, GroupEvents, Place, Report, StepEvents
+from quantkit.kv_guard.engines.vllm.settings import Group
 from quantkit.kv_guard.page_tags import PageTagTracker
 from quantkit.kv_guard.settings import GuardSettings, PoolSize
 from quantkit.kv_guard.tracker import Held, KvGuardError, Step, Verdict

@@ -1,6 +1,7 @@
 """What the plugin of vLLM cannot guard, or does not know, it refuses with the name of it."""
 
 import re
+import subprocess
 import sys
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -89,6 +90,24 @@ def test_a_mode_that_there_is_none_of_is_refused(miniature):
     harness.environment(miniature, "abrot")
     with pytest.raises(KvGuardError, match=r"'abrot'.*off, log, abort, halt"):
         plugin.register()
+
+
+@pytest.mark.parametrize("value", ["", "  "])
+def test_a_blank_variable_is_refused(miniature, value):
+    miniature.setenv("QUANTKIT_KV_GUARD", value)
+    with pytest.raises(KvGuardError, match="QUANTKIT_KV_GUARD is blank"):
+        plugin.register()
+
+
+@pytest.mark.parametrize("value", [None, "off"])
+def test_what_is_off_imports_nothing(value):
+    """The entry point runs in every process of vLLM, front ends among them."""
+    code = (
+        "from quantkit.kv_guard.engines.vllm.plugin import register; register()\n"
+        "import sys; assert not {'torch', 'numpy', 'vllm'} & sys.modules.keys()"
+    )
+    environment = {"PYTHONPATH": ":".join(sys.path)} | ({} if value is None else {"QUANTKIT_KV_GUARD": value})
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 @pytest.mark.parametrize(

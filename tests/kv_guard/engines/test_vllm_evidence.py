@@ -1,5 +1,7 @@
 """What vLLM's plugin leaves behind of a violation: lines of a log, metrics, a pool to inspect."""
 
+import re
+
 import pytest
 
 from quantkit.kv_guard.dump import check_dump, read_dump
@@ -45,3 +47,23 @@ def test_the_log_says_how_many_it_leaves_out(miniature, tmp_path, caplog):
     assert sum("physical page" in line for line in lines) == 8
     assert any(line.endswith(": 1 more violations") for line in lines)
     assert any("1 more violations had no room in the ring" in line for line in lines)
+
+
+def test_metrics_say_whether_there_is_a_guard_and_of_which_rank(miniature, tmp_path):
+    """From the start on; a guard that goes off in mode log says so, and what is in work behind it too."""
+    harness.environment(miniature, "log", tmp_path / "guard.json", metrics=tmp_path / "kv.prom")
+    engine = harness.Engine(replica=3, depth=2)
+    path = tmp_path / "kv.rank3.group0.prom"
+    assert attached(path) == ["1"]
+    engine.add("a", range(10))
+    for _ in range(3):
+        engine.step()
+    assert 'checks_total{pool="group0",rank="3"} 1' in path.read_text()
+    del engine.scheduler.quantkit_kv_guard
+    engine.run()
+    assert attached(path) == ["0"]
+    assert len(engine.released["a"]) == 6
+
+
+def attached(path):
+    return re.findall(r"^quantkit_kv_guard_attached\{.*\} (\d)$", path.read_text(), re.M)

@@ -84,6 +84,8 @@ class WorkerGuard:
             Evidence(tracker, settings, _LOG, (rank, number), self._lock)
             for number, tracker in enumerate(self.trackers)
         ]
+        for evidence in self._evidence:
+            self.refusals.when_off(evidence.detach)
 
     def end_warm_up(self) -> None:
         """From here on every step is a scheduler's."""

@@ -194,6 +194,32 @@ def test_a_token_that_would_be_stored_elsewhere(make, v2, shift):
 
 
 @BOTH_RUNNERS
+def test_the_new_holder_of_a_page_that_was_written_to_is_not_ended(make, v2):
+    """Steps overlap: the page is released, and handed out anew, before the report of the write is read."""
+    engine = running(make, v2=v2, depth=2, caching=False)
+    runner, written = engine.runners[0], []
+
+    def disturb(tables, slots):
+        mine, others = (blocks_of(engine, name)[-1].block_id for name in ("victim", "other"))
+        slots[0][slots[0] // PAGE_SIZE == mine] += (others - mine) * PAGE_SIZE
+        written.append(others)
+
+    runner.laid_out = disturb
+    engine.step()
+    runner.laid_out = lambda tables, slots: None
+    assert not engine.ended
+    engine.scheduler.finish_requests("other", engine.scheduler.requests["other"].status.FINISHED_ABORTED)
+    engine.add("new", range(70, 79), max_tokens=5)
+    engine.step()
+    assert set(written) <= {block.block_id for block in blocks_of(engine, "new")}
+    assert engine.is_error("victim")
+    engine.run()
+    assert {name for name in engine.ended if engine.is_error(name)} == {"victim"}
+    assert engine.is_right("new")
+    assert len(engine.released["new"]) == 5
+
+
+@BOTH_RUNNERS
 def test_a_cached_page_that_is_written(make, v2):
     engine = make(v2=v2)
     engine.add("first", range(9), max_tokens=6)
@@ -223,6 +249,22 @@ def test_a_tag_that_is_overwritten_during_the_step(make, v2):
     engine.runners[0].in_forward = lambda runner: tracker.land(page, foreign)
     check_outcome(engine)
     assert "victim" in engine.ended
+
+
+def test_a_cached_page_that_is_overwritten_is_read_once(make):
+    """Who finds it is ended, and it goes out of the cache: the next one computes its own."""
+    engine = make()
+    engine.add("first", range(9), max_tokens=4)
+    engine.run()
+    page = engine.scheduler.kv_cache_manager.get_computed_blocks(engine.make_request("first", range(9), 4))[0].blocks[
+        0
+    ][1]
+    engine.trackers[0].land(torch.tensor([page.block_id]), torch.tensor([[1, 2, 3, 0]]))
+    for name in ("victim", "later"):
+        engine.add(name, range(9), max_tokens=4)
+        engine.run()
+    check_outcome(engine)
+    assert faults_of(engine) == {Fault.TORN}
 
 
 def test_a_page_that_is_released_twice(make):

@@ -3,7 +3,8 @@
 A request whose pages were not its own is ended before `update_from_output` looks at its tokens, as requests are whose
 KV could not be loaded: FINISHED_ERROR, an error to its client. What it wrote from its first bad page on goes out of the
 prefix cache, and whoever has such a page is ended with it: those pages are whose they should be, and what is in them
-was computed from what was not.
+was computed from what was not. What is bad is a grant and not a page: where steps overlap, a page may be another's by
+the time that the report of a step is read.
 """
 
 import logging
@@ -109,7 +110,7 @@ class SchedulerGuard:
 
     def _end(self, report: Report) -> list[Any]:
         sizes = [side.block_size for side in self._sides]
-        bad = {page for _, page in report.spoiled if 0 < page < self._manager.block_pool.num_gpu_blocks}
+        bad = {grant for one in report.spoiled if (grant := self.shadow.granted_as(one)) is not None}
         for place in report.places:
             bad |= self.shadow.written(place.request, place.index * sizes[place.group], sizes)
         names = dict.fromkeys(report.ended)
@@ -121,7 +122,7 @@ class SchedulerGuard:
                 if first is not None:
                     names[name] = None
                     bad |= self.shadow.written(name, first, sizes)
-        self._manager.evict_blocks(bad)
+        self._manager.evict_blocks({grant.page for grant in bad})
         _LOG.error("ending %d requests: %s", len(names), ", ".join(names))
         ended: list[Any] = self._scheduler.finish_requests(list(names), self._found[targets.REQUEST_STATUS.name])
         return ended

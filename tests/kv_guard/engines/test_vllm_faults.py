@@ -172,6 +172,30 @@ def test_a_window_that_is_pruned_too_early(make, v2, depth):
 
 
 @BOTH_RUNNERS
+@pytest.mark.parametrize("window", [5, 6, 8, 9])
+def test_a_null_page_within_a_window(make, v2, window):
+    """A hit that is too short by a page: what attention reads there is nobody's; in front of the window it is right."""
+    engine = make(v2=v2, windows=(window,))
+    engine.add("first", range(17), max_tokens=4)
+    engine.run()
+    manager, first = engine.scheduler.kv_cache_manager, (16 - window + 1) // PAGE_SIZE
+    look_up = manager.get_computed_blocks
+
+    def look_up_less(request, *rest):
+        found = look_up(request, *rest)
+        assert (len(found[0].blocks[0]), found[1]) == (4, 16)
+        if request.request_id == "victim":
+            found[0].blocks[0][first] = manager.block_pool.null_block
+        return found
+
+    manager.get_computed_blocks = look_up_less
+    engine.add("hit", [*range(16), 50], max_tokens=4)
+    engine.add("victim", [*range(16), 60], max_tokens=4)
+    check_outcome(engine)
+    assert faults_of(engine) == {Fault.NEVER_GRANTED}
+
+
+@BOTH_RUNNERS
 @pytest.mark.parametrize("shift", ["a page", "a place"])
 def test_a_token_that_would_be_stored_elsewhere(make, v2, shift):
     """In a page of its own or of another's; both holders are ended, for that page is spoiled."""

@@ -44,6 +44,26 @@ def test_traffic_without_faults_passes(make, settings):
     assert sum(tracker.metrics.pages for tracker in engine.trackers) > 500
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("v2", [True, False])
+@pytest.mark.parametrize(("window", "more"), [(1, 0), (4, 0), (5, 2), (8, 1), (9, 3)])
+def test_windows_of_long_requests_pass(make, v2, depth, window, more):
+    """Pages that the window has left are null, in running requests and in front of hits; also where some are kept."""
+    engine = make(v2=v2, depth=depth, windows=(window,), more=more, max_len=128, num_blocks=40)
+    engine.add("long", range(30), max_tokens=40)
+    for _ in range(8):
+        engine.step()
+    engine.add("hit", [*range(28), 70], max_tokens=40)
+    nulls = {"long": 0, "hit": 0}
+    while engine.queue or engine.scheduler.has_requests():
+        engine.step()
+        for name, blocks in engine.scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks.items():
+            nulls[name] = max(nulls[name], sum(block.is_null for block in blocks))
+    assert min(nulls.values()) > 10
+    assert engine.num_violations() == 0
+    assert all(engine.is_right(name) and len(engine.released[name]) == 40 for name in engine.prompts)
+
+
 def test_preemption_passes(make):
     engine = make(num_blocks=10)
     for number in range(4):

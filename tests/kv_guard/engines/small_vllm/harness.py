@@ -92,14 +92,19 @@ SlidingWindowSpec = type("SlidingWindowSpec", (SimpleNamespace,), {})
 MambaSpec = type("MambaSpec", (SimpleNamespace,), {})
 
 
-def spec_of(window):
+def spec_of(window, more=0):
     if window is None:
         return FullAttentionSpec(block_size=PAGE_SIZE, dtype="bf16")
-    return SlidingWindowSpec(block_size=PAGE_SIZE, dtype="bf16", sliding_window=window, num_retained_tokens=window - 1)
+    return SlidingWindowSpec(
+        block_size=PAGE_SIZE, dtype="bf16", sliding_window=window, num_retained_tokens=window - 1 + more
+    )
 
 
-def config(*, v2=True, windows=(None,), num_blocks=24, max_seqs=4, chunk=7, caching=True, max_len=64, replica=0):
-    """Of engine and cache, as far as the miniature and the plugin ask for it."""
+def config(
+    *, v2=True, windows=(None,), more=0, num_blocks=24, max_seqs=4, chunk=7, caching=True, max_len=64, replica=0
+):
+    """Of engine and cache, as far as the miniature and the plugin ask for it. ``more``: tokens that a window's pages
+    are kept for, and that attention does not read."""
     parallel = SimpleNamespace(
         decode_context_parallel_size=1,
         prefill_context_parallel_size=1,
@@ -118,7 +123,7 @@ def config(*, v2=True, windows=(None,), num_blocks=24, max_seqs=4, chunk=7, cach
     ), SimpleNamespace(
         num_blocks=num_blocks,
         hisparse_host_num_blocks=None,
-        kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec_of(window)) for window in windows],
+        kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec_of(window, more)) for window in windows],
     )
 
 

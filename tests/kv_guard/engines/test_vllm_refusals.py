@@ -17,10 +17,8 @@ from tests.kv_guard.engines.small_vllm import pool as core
 from tests.kv_guard.engines.small_vllm import scheduler as scheduling
 from tests.kv_guard.engines.small_vllm.harness import Engine
 
-ALL_TARGETS = targets.DOORS + targets.SCHEDULER_SIDE + targets.WORKER_SIDE
 
-
-@pytest.mark.parametrize("target", ALL_TARGETS, ids=lambda target: target.name.rpartition("vllm.")[2])
+@pytest.mark.parametrize("target", targets.ALL, ids=lambda target: target.name.rpartition("vllm.")[2])
 def test_every_target_is_checked(miniature, target):
     """One that is gone, or takes something else, is named with the versions that are known."""
     check_targets([target], targets.SUPPORTED)

@@ -64,7 +64,7 @@ def miniature_installed(*, only_workers=False):
 
 
 def unhook():
-    for target in targets.DOORS + targets.SCHEDULER_SIDE + targets.WORKER_SIDE:
+    for target in targets.ALL:
         holder, _, leaf = target.name.rpartition(".")
         module_name = next((name for name in _prefixes(holder) if name in sys.modules), None)
         found = sys.modules.get(module_name)

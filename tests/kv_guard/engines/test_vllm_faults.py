@@ -105,6 +105,28 @@ def test_a_page_that_is_handed_out_while_its_request_runs(make, v2):
 
 
 @BOTH_RUNNERS
+def test_a_shared_page_that_is_given_up_for_both(make, v2):
+    """By a request that leaves: the page goes on in the cache, where the other reads it, until it is handed out."""
+    engine = make(v2=v2, num_blocks=12)
+    engine.add("first", range(9), max_tokens=8)
+    for _ in range(3):
+        engine.step()
+    engine.add("victim", [*range(8), 80], max_tokens=20)
+    engine.step()
+    shared = blocks_of(engine, "victim")[1]
+    assert shared.ref_cnt == 2
+    engine.scheduler.kv_cache_manager.block_pool.free_blocks([shared])
+    while "first" in engine.scheduler.requests:
+        engine.step()
+    assert (shared.ref_cnt, engine.num_violations()) == (0, 0)
+    engine.add("thief", range(50, 74), max_tokens=4)
+    engine.run()
+    assert engine.is_error("victim")
+    assert all(engine.is_right(name) for name in engine.prompts)
+    assert faults_of(engine) & {Fault.FREED, Fault.OTHER_OWNER}
+
+
+@BOTH_RUNNERS
 def test_a_cached_page_that_is_stolen_between_look_up_and_use(make, v2):
     """The look-up pins nothing; what runs in between takes the pages for itself."""
     engine = make(v2=v2, num_blocks=12)

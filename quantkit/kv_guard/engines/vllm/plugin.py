@@ -26,27 +26,34 @@ Owners are keyed digests of vLLM's block hashes, which cover all tokens up to a 
 page that is granted before its tokens are known, or with prefix caching off, is one request's and index's. vLLM's hash
 is taken as it is: two prompts that it cannot tell apart are one owner.
 
-Which faults of paged caches are seen, and when:
+Which faults of paged caches are seen, and when (tests/kv_guard/engines/test_vllm_kinds.py names a test of each):
 
-- before the step: a page that was released or handed out anew while a row has it (kinds 3 and 8, and 2 as far as it is
-  scheduled so); a row that is stale, shifted or another's (4, 10); a page stolen between look-up and use (7);
-- at the events before it: a page that is released twice or handed out twice (6), which vLLM's assertions meet, too;
-- on the write side: a slot in another's page, in a cached one, out of place or outside the pool (9, 11);
-- behind the step: tags that were overwritten while it ran.
+    1  late transfer           not seen: connectors move no tags
+    2  refilled in a step      not seen where a connector loads; where the pool hands the page out: before the next step
+    3  window                  before the step
+    4  stale row               before the step
+    6  double free             at the events before a step, and before it by whoever reads the page
+    7  stolen prefix           before the step
+    8  freed by retraction     before the step; of a cached page, before the step that runs when it was handed out anew
+    9  cancelled speculation   on the write side, as a token that would go to a page that others read
+    10 off by one              before the step
+    11 padding                 before the step where it is read; on the write side where a token would go elsewhere
+    -  host page reused        not seen: pages of other tiers are not tracked
+    -  torn or bit flip        not seen: content is not looked at; an overwritten tag, before or behind the step
+    -  fork                    on the write side: parallel samples are requests that share pages of the cache
 
 What the guard cannot go on with ends a server in mode abort or halt; in mode log it is said once, and the guard of that
 process is off (refusals.py). Log, metrics, incidents and a dump of the pool are written as for SGLang (evidence.py).
 
-Requests that a violation names are ended before their tokens are released (mode abort, scheduler.py); in mode
-halt a worker raises, and vLLM ends the engine. Of several workers all answer each step (gather.py).
+Requests that a violation names are ended before their tokens are released (mode abort, scheduler.py); in mode halt a
+worker raises, and vLLM ends the engine. Of several workers all answer each step (gather.py).
 
-Not covered. KV connectors move no tags: a load into a page that a running step uses (1, 2), and a transfer that is
-late, torn or another request's, are not seen; pages that are loaded are checked as others are, and with a connector a
-cached page may be written. Pages of host and disk tiers are not tracked. Draft models read and write the same pages
-unchecked. Content is not looked at. Refused are context parallelism, Mamba, cross attention, chunked local attention,
-sinks, R-SWA, HiSparse, diffusion, elastic expert parallelism, `external_launcher`, and schedulers with a `schedule` of
-their own. Full attention, MLA and sliding windows are guarded, in one group or several, with a tracker each. None of
-this has run on a GPU: pool and scheduler of 0.33.0 did, on a CPU, with workers of a miniature.
+Not covered. With a connector, pages that are loaded are checked as others are, whatever came, and a cached page may be
+written. Draft models read and write the same pages unchecked, and slots of what fills a batch up are not looked at.
+Refused are context parallelism, Mamba, cross attention, chunked local attention, sinks, R-SWA, HiSparse, diffusion,
+elastic expert parallelism, `external_launcher`, and schedulers with a `schedule` of their own. Full attention, MLA and
+sliding windows are guarded, in one group or several, with a tracker each. None of this has run on a GPU: pool and
+scheduler of 0.33.0 did, on a CPU, with workers of a miniature.
 """
 
 import logging

@@ -38,13 +38,13 @@ class Metrics:
         self.aborted += len(verdict.aborted)
         self.violations.update(violation.fault for violation in verdict.violations)
 
-    def text(self, *, rank: int = 0, is_attached: bool = True) -> str:
+    def text(self, *, rank: int | None = None, is_attached: bool = True) -> str:
         """One sample a counter; faults that never came are 0, so that an alert has something to look at.
 
-        ``rank`` is that of the pool's process in its server.
+        ``rank`` is that of the pool's process in its server; None where there is none.
         """
         identity = self._identity
-        label = _labels(pool=identity.pool, rank=rank)
+        label = _labels(pool=identity.pool) if rank is None else _labels(pool=identity.pool, rank=rank)
         of_what = f"{label},{_labels(model=identity.model, layout=identity.layout)}"
         by_fault = {f'{label},fault="{fault}"': self.violations[fault] for fault in Fault}
         lines = [

@@ -31,13 +31,20 @@ class Evidence:
         lock: "AbstractContextManager[object] | None" = None,
     ) -> None:
         """``place``: rank and group of layers."""
-        rank, self._group = place
+        self._rank, self._group = place
         self._tracker = tracker
         self._log = log
         self._lock = lock or nullcontext()
-        self._metrics_file = MetricsFile(path_of(settings.metrics, rank, self._group))
-        self._dump = path_of(settings.dump, rank, self._group)  # None when it was written
+        self._metrics_file = MetricsFile(path_of(settings.metrics, self._rank, self._group))
+        self._dump = path_of(settings.dump, self._rank, self._group)  # None when it was written
         self._step: Step | None = None
+        self._is_attached = True
+        self._metrics_file.write_at_once(self._text)
+
+    def detach(self) -> None:
+        """The guard goes off: what is told from here on says so."""
+        self._is_attached = False
+        self._metrics_file.write_at_once(self._text)
 
     def before_step(self, step: Step) -> int:
         """As the tracker's, and the step is remembered."""
@@ -52,11 +59,16 @@ class Evidence:
             verdict = self._tracker.verdict(number)
         finally:
             has_found = _num_found(metrics) > before
-            self._metrics_file.write(metrics, at_once=has_found)
             if has_found:
+                self._metrics_file.write_at_once(self._text)
                 self._write_dump()
+            else:
+                self._metrics_file.write(self._text)
         self._tell(verdict)
         return verdict
+
+    def _text(self) -> str:
+        return self._tracker.metrics.text(rank=self._rank, is_attached=self._is_attached)
 
     def _tell(self, verdict: Verdict) -> None:
         where = f"KV guard, step {verdict.step}, group {self._group}"

@@ -2,9 +2,9 @@
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
-
-from quantkit.kv_guard.metrics import Metrics
+from threading import Lock
 
 _SECONDS_BETWEEN = 10.0
 _log = logging.getLogger(__name__)
@@ -16,19 +16,23 @@ class MetricsFile:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._due = 0.0
+        self._lock = Lock()  # a guard goes off in one thread, and verdicts may be another's
 
-    def write(self, metrics: Metrics, *, at_once: bool = False) -> None:
-        """Whole or not at all, and seldom: this is the thread that schedules requests.
-
-        ``at_once`` where something was found, since the server may have no other step for hours.
-        """
+    def write(self, text: Callable[[], str]) -> None:
+        """Seldom: this is the thread that schedules requests."""
         now = time.monotonic()
-        if self._path is None or (now < self._due and not at_once):
+        if self._path is not None and now >= self._due:
+            self._due = now + _SECONDS_BETWEEN
+            self.write_at_once(text)
+
+    def write_at_once(self, text: Callable[[], str]) -> None:
+        """Whole or not at all; where something happened, since the server may have no other step for hours."""
+        if self._path is None:
             return
-        self._due = now + _SECONDS_BETWEEN
         partial = self._path.with_name(self._path.name + ".partial")
         try:
-            partial.write_text(metrics.text(), encoding="utf-8")
-            partial.replace(self._path)
+            with self._lock:
+                partial.write_text(text(), encoding="utf-8")
+                partial.replace(self._path)
         except OSError as error:  # no reason to end a server that serves
             _log.error("KV guard: metrics were not written: %s", error)

@@ -1,7 +1,7 @@
 """What follows where a guard cannot go on: the one place that decides between ending a server and guarding nothing."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from quantkit.kv_guard.tracker import KvGuardError, Mode
@@ -14,14 +14,22 @@ class Refusals:
         self._mode = mode
         self._log = log
         self.is_off = False
+        self._when_off: list[Callable[[], None]] = []
+
+    def when_off(self, act: Callable[[], None]) -> None:
+        """What has to be done when the guard goes off, once."""
+        self._when_off.append(act)
 
     def refuse(self, error: KvGuardError) -> None:
         """Raise where a server must not run unguarded; else say so, once, and be off."""
         if self._mode.is_strict:
             raise error
-        if not self.is_off:
-            self._log.error("the KV guard is off from here on: %s", error)
+        if self.is_off:
+            return
         self.is_off = True
+        self._log.error("the KV guard is off from here on: %s", error)
+        for act in self._when_off:
+            act()
 
     @contextmanager
     def refusing(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """What a plugin is told: one environment variable, `QUANTKIT_KV_GUARD`, a mode or the path of a JSON file.
 
 An engine hands its plugins no options, and all its processes have is their environment. ``off``, and a variable that is
-not set, mean that no hook is registered.
+not set, mean that no hook is registered; one that is blank is refused.
 """
 
 import json
@@ -35,8 +35,13 @@ class PluginSettings:
 
 
 def read_settings(environment: Mapping[str, str]) -> PluginSettings:
-    """Of `QUANTKIT_KV_GUARD`. Raises KvGuardError for what it cannot mean: a typo must not leave a server unguarded."""
-    text = environment.get(VARIABLE, "").strip() or Mode.OFF
+    """Of `QUANTKIT_KV_GUARD`. Raises KvGuardError for what it cannot mean, and for a blank one: a typo, and a value
+    that was lost on the way, must not leave a server unguarded."""
+    text = environment.get(VARIABLE, Mode.OFF).strip()
+    if not text:
+        raise KvGuardError(
+            f"{VARIABLE} is blank", remedy=f"set it to {_modes()}, or to the path of a .json file, or leave it out"
+        )
     if text in set(Mode):
         return PluginSettings(mode=Mode(text))
     if not text.endswith(".json"):

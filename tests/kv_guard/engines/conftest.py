@@ -1,5 +1,6 @@
-"""A guarded server for a test: its hooks are taken off again."""
+"""A guarded server for a test: its hooks are taken off again. Of vLLM a real one, too, where QUANTKIT_VLLM names it."""
 
+import os
 import pkgutil
 import sys
 import types
@@ -12,6 +13,11 @@ from quantkit.kv_guard.engines.sglang.targets import TARGETS
 from quantkit.kv_guard.tracker import Mode
 from tests.kv_guard.engines.serving_loop import Serving
 from tests.kv_guard.engines.small_sglang.places import install, srt
+from tests.kv_guard.engines.small_vllm import harness
+
+_WHEEL = pytest.param(
+    "wheel", marks=pytest.mark.skipif("QUANTKIT_VLLM" not in os.environ, reason="QUANTKIT_VLLM names no vLLM")
+)
 
 
 @pytest.fixture
@@ -52,3 +58,25 @@ def serve(engine):
     servers = Servers(engine)
     yield servers
     servers.stop()
+
+
+@pytest.fixture(params=["miniature", _WHEEL])
+def make(request, monkeypatch):
+    """Makes an `Engine` in mode abort."""
+    harness.environment(monkeypatch, "abort")
+    if request.param == "miniature":
+        with harness.miniature_installed():
+            yield harness.Engine
+        return
+    from tests.kv_guard.engines.small_vllm import wheel
+
+    with harness.miniature_installed(only_workers=True):
+        yield wheel.WheelEngine
+
+
+@pytest.fixture
+def miniature(monkeypatch):
+    """Under vLLM's names, in mode abort."""
+    harness.environment(monkeypatch, "abort")
+    with harness.miniature_installed():
+        yield monkeypatch

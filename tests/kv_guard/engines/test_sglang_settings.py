@@ -1,7 +1,6 @@
 """What the plugin is told, and the files that it writes."""
 
 import json
-import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -11,7 +10,6 @@ import pytest
 
 from quantkit.kv_guard.dump import check_dump, read_dump
 from quantkit.kv_guard.engines.settings import PluginSettings, path_of, read_settings
-from quantkit.kv_guard.metrics import FAMILIES
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 
 PROMPT = list(range(10, 23))
@@ -34,19 +32,16 @@ def sample(path, name):
     return int(line.rsplit(" ", 1)[1])
 
 
-def test_metrics_in_prometheus_text(serve, tmp_path):
-    """Every line a comment or a sample, every family announced before its samples, and named once."""
+def test_metrics_say_whether_there_is_a_guard_and_of_which_rank(serve, tmp_path):
+    """From the start on, and when it went off; what is written is Prometheus' text format (test_metrics.py)."""
     path = tmp_path / "m.rank0.group0.prom"
-    serving = serve(settings={"metrics": tmp_path / "m.prom"})
+    serving = serve(mode=Mode.LOG, settings={"metrics": tmp_path / "m.prom"})
+    assert sample(path, "attached") == 1
     serving.finish(serving.submit("a", PROMPT))
-    text = path.read_text()
-    assert text.endswith("\n")
-    families = re.findall(r"^# TYPE (\w+) counter$", text, re.M)
-    assert families == list(FAMILIES)
-    for line in text.splitlines():
-        family = re.fullmatch(r'(?:# (?:HELP|TYPE) )?(\w+)(?:\{pool="[^"]+"(?:,fault="[a-z_-]+")?\} \d+| .+)', line)
-        assert family, line
-        assert family[1] in families, line
+    assert 'checks_total{pool="target",rank="0"} 1' in path.read_text()
+    serving.guard.refusals.refuse(KvGuardError("no more", remedy="none"))
+    assert sample(path, "attached") == 0
+    assert sample(path, "checks_total") > 1
 
 
 @pytest.mark.parametrize("mode", [Mode.LOG, Mode.ABORT, Mode.HALT])
@@ -116,7 +111,7 @@ def test_a_file_is_one_trackers():
 
 def test_settings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert read_settings({}).mode is read_settings({"QUANTKIT_KV_GUARD": " "}).mode is Mode.OFF
+    assert read_settings({}).mode is Mode.OFF
     assert read_settings({"QUANTKIT_KV_GUARD": "abort"}) == PluginSettings(mode=Mode.ABORT)
     path = tmp_path / "guard.json"
     path.write_text(json.dumps({"mode": "halt", "incidents": "x.jsonl", "ring_lines": 8, "model": None}))
@@ -156,7 +151,17 @@ def test_settings_that_mean_nothing(tmp_path, document, message):
         read_settings({"QUANTKIT_KV_GUARD": str(path)})
 
 
-@pytest.mark.parametrize(("value", "says"), [("", ""), ("off", ""), ("abrot", "'abrot'"), ("abort", "No module named")])
+@pytest.mark.parametrize("value", ["", "  ", "\n"])
+def test_a_blank_variable_is_no_mode(value):
+    """A unit file that lost its value must not leave a server unguarded."""
+    with pytest.raises(KvGuardError, match=r"QUANTKIT_KV_GUARD is blank; set it to off, log.* or leave it out"):
+        read_settings({"QUANTKIT_KV_GUARD": value})
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [(None, ""), ("off", ""), ("", "is blank"), (" ", "is blank"), ("abrot", "'abrot'"), ("abort", "No module named")],
+)
 def test_the_entry_point(value, says):
     """In a process without SGLang: a refusal ends it; what is off imports nothing."""
     code = (
@@ -165,8 +170,8 @@ def test_the_entry_point(value, says):
         "assert 'torch' not in sys.modules or sys.argv[1]"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, value],
-        env={"QUANTKIT_KV_GUARD": value, "PYTHONPATH": ":".join(sys.path)},
+        [sys.executable, "-c", code, says],
+        env=({} if value is None else {"QUANTKIT_KV_GUARD": value}) | {"PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
         check=False,

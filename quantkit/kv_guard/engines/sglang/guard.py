@@ -162,6 +162,7 @@ class Guard:
         )
         self._pool = GuardedPool(settings, allocator, row_pool, receives=self._mode() == "decode")
         self._evidence = Evidence(self._pool.tracker, self.settings, _log, (runner.gpu_id, 0))
+        self.refusals.when_off(self._evidence.detach)
 
     def _mode(self) -> str:
         return str(self._runner.server_args.disaggregation_mode)

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 def load() -> None:
     """Register the hooks, as `QUANTKIT_KV_GUARD` says. Where it is not set nothing is imported."""
-    if not os.environ.get("QUANTKIT_KV_GUARD"):
+    if "QUANTKIT_KV_GUARD" not in os.environ:
         return
     try:
         _load(os.environ)

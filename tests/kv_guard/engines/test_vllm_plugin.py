@@ -8,17 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from quantkit.kv_guard.engines import vllm_plugin
 from quantkit.kv_guard.engines.targets import original_of
-from quantkit.kv_guard.engines.vllm_events import EVENTS, Report, generation_after, signed
-from quantkit.kv_guard.engines.vllm_gather import ReportGatherer
+from quantkit.kv_guard.engines.vllm import plugin
+from quantkit.kv_guard.engines.vllm.events import EVENTS, Report, generation_after, signed
+from quantkit.kv_guard.engines.vllm.gather import ReportGatherer
 from quantkit.kv_guard.tracker import KvGuardError
-from tests.kv_guard import miniature_vllm as core
-from tests.kv_guard import miniature_vllm_runners as runners
-from tests.kv_guard import miniature_vllm_scheduler as scheduling
-from tests.kv_guard import miniature_vllm_worker as workers
-from tests.kv_guard import vllm_harness
-from tests.kv_guard.vllm_harness import Engine, disturbed
+from tests.kv_guard.engines.small_vllm import harness, runners, workers
+from tests.kv_guard.engines.small_vllm import pool as core
+from tests.kv_guard.engines.small_vllm import scheduler as scheduling
+from tests.kv_guard.engines.small_vllm.harness import Engine, disturbed
 
 SETTINGS = [
     {"v2": v2, "depth": depth, "windows": windows, "caching": caching}
@@ -46,6 +44,26 @@ def test_traffic_without_faults_passes(make, settings):
     assert sum(tracker.metrics.pages for tracker in engine.trackers) > 500
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("v2", [True, False])
+@pytest.mark.parametrize(("window", "more"), [(1, 0), (4, 0), (5, 2), (8, 1), (9, 3)])
+def test_windows_of_long_requests_pass(make, v2, depth, window, more):
+    """Pages that the window has left are null, in running requests and in front of hits; also where some are kept."""
+    engine = make(v2=v2, depth=depth, windows=(window,), more=more, max_len=128, num_blocks=40)
+    engine.add("long", range(30), max_tokens=40)
+    for _ in range(8):
+        engine.step()
+    engine.add("hit", [*range(28), 70], max_tokens=40)
+    nulls = {"long": 0, "hit": 0}
+    while engine.queue or engine.scheduler.has_requests():
+        engine.step()
+        for name, blocks in engine.scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks.items():
+            nulls[name] = max(nulls[name], sum(block.is_null for block in blocks))
+    assert min(nulls.values()) > 10
+    assert engine.num_violations() == 0
+    assert all(engine.is_right(name) and len(engine.released[name]) == 40 for name in engine.prompts)
+
+
 def test_preemption_passes(make):
     engine = make(num_blocks=10)
     for number in range(4):
@@ -60,7 +78,7 @@ def test_preemption_passes(make):
 
 
 def test_mode_log_names_it_and_goes_on(miniature, caplog, tmp_path):
-    vllm_harness.environment(miniature, "log", tmp_path / "guard.json", incidents=tmp_path / "incidents.jsonl")
+    harness.environment(miniature, "log", tmp_path / "guard.json", incidents=tmp_path / "incidents.jsonl")
     engine = disturbed()
     engine.run()
     assert not engine.is_error("victim")
@@ -72,14 +90,14 @@ def test_mode_log_names_it_and_goes_on(miniature, caplog, tmp_path):
 def test_replicas_write_to_files_of_their_own(miniature, tmp_path):
     """Workers of data parallelism have the ranks of their own replica."""
     for replica in (0, 1):
-        vllm_harness.environment(miniature, "log", tmp_path / "guard.json", incidents=tmp_path / "i.jsonl")
+        harness.environment(miniature, "log", tmp_path / "guard.json", incidents=tmp_path / "i.jsonl")
         engine = disturbed(replica=replica)
         engine.run()
     assert {path.name for path in tmp_path.glob("i.*")} == {"i.rank0.group0.jsonl", "i.rank1.group0.jsonl"}
 
 
 def test_mode_halt_ends_the_engine_at_the_result(miniature):
-    vllm_harness.environment(miniature, "halt")
+    harness.environment(miniature, "halt")
     engine = disturbed()
     released = list(engine.released["victim"])
     with pytest.raises(KvGuardError, match="request victim"):
@@ -100,9 +118,9 @@ def test_mode_off_wraps_nothing(miniature):
 
 
 def test_plugins_may_be_loaded_again(miniature):
-    vllm_plugin.register()
+    plugin.register()
     first = scheduling.SchedulerConfig.get_scheduler_cls
-    vllm_plugin.register()
+    plugin.register()
     assert scheduling.SchedulerConfig.get_scheduler_cls is first
     for _ in range(2):
         scheduling.SchedulerConfig(4, 32, 7).get_scheduler_cls()
@@ -203,6 +221,6 @@ def test_generations_may_be_counted_round(miniature, start):
 
 
 def test_the_entry_point_names_the_plugin():
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     module, _, name = project["entry-points"]["vllm.general_plugins"]["quantkit_kv_guard"].partition(":")
-    assert (module, name) == (vllm_plugin.__name__, vllm_plugin.register.__name__)
+    assert (module, name) == (plugin.__name__, plugin.register.__name__)

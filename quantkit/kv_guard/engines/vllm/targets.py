@@ -11,6 +11,7 @@ _POOL = f"{_CORE}.block_pool.BlockPool"
 _MANAGER = f"{_CORE}.kv_cache_manager.KVCacheManager"
 _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
 _RUNNER_V2 = "vllm.v1.worker.gpu.model_runner.GPUModelRunner"
+_RUNNERS = (_RUNNER_V1, _RUNNER_V2)
 
 # through these a process comes to its part, after plugins were loaded in it, or in the process that it was forked from
 GET_SCHEDULER = Target(
@@ -120,15 +121,13 @@ SCHEDULER_SIDE = (
     REQUEST_ERROR,
 )
 
-INIT_CACHE_V1 = Target(
-    name=f"{_RUNNER_V1}.initialize_kv_cache",
-    purpose="makes a pool's memory",
-    parameters="self, kv_cache_config, is_profiling=, kv_cache_allocation_context=",
-)
-INIT_CACHE_V2 = Target(
-    name=f"{_RUNNER_V2}.initialize_kv_cache",
-    purpose="makes a pool's memory",
-    parameters="self, kv_cache_config, is_profiling=, kv_cache_allocation_context=",
+INIT_CACHE_V1, INIT_CACHE_V2 = (
+    Target(
+        name=f"{runner}.initialize_kv_cache",
+        purpose="makes a pool's memory",
+        parameters="self, kv_cache_config, is_profiling=, kv_cache_allocation_context=",
+    )
+    for runner in _RUNNERS
 )
 EXECUTE_V1 = Target(
     name=f"{_RUNNER_V1}.execute_model",
@@ -151,8 +150,10 @@ PREPARE_V1 = Target(
 PREPARE_V2 = Target(
     name=f"{_RUNNER_V2}.prepare_attn", purpose="lays out what a step reads", parameters="self, input_batch"
 )
-SAMPLE_V1 = Target(name=f"{_RUNNER_V1}.sample_tokens", purpose="ends a step", parameters="self, grammar_output")
-SAMPLE_V2 = Target(name=f"{_RUNNER_V2}.sample_tokens", purpose="ends a step", parameters="self, grammar_output")
+SAMPLE_V1, SAMPLE_V2 = (
+    Target(name=f"{runner}.sample_tokens", purpose="ends a step", parameters="self, grammar_output")
+    for runner in _RUNNERS
+)
 POOL_V2 = Target(name=f"{_RUNNER_V2}.pool", purpose="ends a step of a model that embeds", parameters="self")
 WARM_UP = Target(
     name="vllm.v1.worker.gpu_worker.Worker.compile_or_warm_up_model",
@@ -173,3 +174,4 @@ WORKER_SIDE = (
     WARM_UP,
     ASYNC_OUTPUT,
 )
+ALL = DOORS + SCHEDULER_SIDE + WORKER_SIDE

@@ -51,16 +51,26 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spoiled:
+    """A page that somebody wrote to who does not hold it, or whose tag was overwritten, as it was granted: when the
+    report is read, the page may be another's."""
+
+    group: int
+    page: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a worker saw of a step. ``ended`` are the requests to end; empty where the mode says so.
 
-    ``spoiled``: groups and pages into which a token went that does not belong there.
+    ``spoiled`` are pages that do not hold what they were granted for.
     """
 
     num_violations: int
     ended: tuple[str, ...] = ()
     places: tuple[Place, ...] = ()
-    spoiled: tuple[tuple[int, int], ...] = ()
+    spoiled: tuple[Spoiled, ...] = ()
 
     def together(self, other: "Report") -> "Report":
         """Of two ranks."""

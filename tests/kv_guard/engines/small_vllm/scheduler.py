@@ -1,7 +1,6 @@
 """The scheduler of the miniature: what runs goes on, what waits is let in, the last is preempted for want of pages."""
 
-from tests.kv_guard.miniature_vllm import KVCacheManager
-from tests.kv_guard.miniature_vllm_data import (
+from tests.kv_guard.engines.small_vllm.data import (
     CachedRequestData,
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -9,6 +8,7 @@ from tests.kv_guard.miniature_vllm_data import (
     RequestStatus,
     SchedulerOutput,
 )
+from tests.kv_guard.engines.small_vllm.pool import KVCacheManager
 
 
 class SchedulerConfig:

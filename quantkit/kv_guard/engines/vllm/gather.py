@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quantkit.kv_guard.engines.vllm_events import EVENTS, Report
+from quantkit.kv_guard.engines.vllm.events import EVENTS, Report
 
 _OF_A_STEP = ("execute_model", "sample_tokens")
 

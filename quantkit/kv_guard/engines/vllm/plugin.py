@@ -2,7 +2,7 @@
 
 With mode off, the default, nothing is imported or wrapped. Else two doors are: `get_scheduler_cls`, through which an
 engine core comes to its scheduler, and `init_device`, through which a worker comes to its model runner. What is behind
-a door is compared with `vllm_targets.py`, and wrapped, when somebody goes through: a front end imports neither.
+a door is compared with targets.py, and wrapped, when somebody goes through: a front end imports neither.
 
 Scheduler and workers are processes of their own. The scheduler sees what the allocator does, and draws generations and
 owners; its `StepEvents` go to every worker as an attribute of the step's `SchedulerOutput`, pickled with it. A worker
@@ -26,27 +26,34 @@ Owners are keyed digests of vLLM's block hashes, which cover all tokens up to a 
 page that is granted before its tokens are known, or with prefix caching off, is one request's and index's. vLLM's hash
 is taken as it is: two prompts that it cannot tell apart are one owner.
 
-Which faults of paged caches are seen, and when:
+Which faults of paged caches are seen, and when (tests/kv_guard/engines/test_vllm_kinds.py names a test of each):
 
-- before the step: a page that was released or handed out anew while a row has it (kinds 3 and 8, and 2 as far as it is
-  scheduled so); a row that is stale, shifted or another's (4, 10); a page stolen between look-up and use (7);
-- at the events before it: a page that is released twice or handed out twice (6), which vLLM's assertions meet, too;
-- on the write side: a slot in another's page, in a cached one, out of place or outside the pool (9, 11);
-- behind the step: tags that were overwritten while it ran.
+    1  late transfer           not seen: connectors move no tags
+    2  refilled in a step      not seen where a connector loads; where the pool hands the page out: before the next step
+    3  window                  before the step
+    4  stale row               before the step
+    6  double free             at the events before a step, and before it by whoever reads the page
+    7  stolen prefix           before the step
+    8  freed by retraction     before the step; of a cached page, before the step that runs when it was handed out anew
+    9  cancelled speculation   on the write side, as a token that would go to a page that others read
+    10 off by one              before the step
+    11 padding                 before the step where it is read; on the write side where a token would go elsewhere
+    -  host page reused        not seen: pages of other tiers are not tracked
+    -  torn or bit flip        not seen: content is not looked at; an overwritten tag, before or behind the step
+    -  fork                    on the write side: parallel samples are requests that share pages of the cache
 
 What the guard cannot go on with ends a server in mode abort or halt; in mode log it is said once, and the guard of that
 process is off (refusals.py). Log, metrics, incidents and a dump of the pool are written as for SGLang (evidence.py).
 
-Requests that a violation names are ended before their tokens are released (mode abort, `vllm_scheduler.py`); in mode
-halt a worker raises, and vLLM ends the engine. Of several workers all answer each step (`vllm_gather.py`).
+Requests that a violation names are ended before their tokens are released (mode abort, scheduler.py); in mode halt a
+worker raises, and vLLM ends the engine. Of several workers all answer each step (gather.py).
 
-Not covered. KV connectors move no tags: a load into a page that a running step uses (1, 2), and a transfer that is
-late, torn or another request's, are not seen; pages that are loaded are checked as others are, and with a connector a
-cached page may be written. Pages of host and disk tiers are not tracked. Draft models read and write the same pages
-unchecked. Content is not looked at. Refused are context parallelism, Mamba, cross attention, chunked local attention,
-sinks, R-SWA, HiSparse, diffusion, elastic expert parallelism, `external_launcher`, and schedulers with a `schedule` of
-their own. Full attention, MLA and sliding windows are guarded, in one group or several, with a tracker each. None of
-this has run on a GPU: pool and scheduler of 0.33.0 did, on a CPU, with workers of a miniature.
+Not covered. With a connector, pages that are loaded are checked as others are, whatever came, and a cached page may be
+written. Draft models read and write the same pages unchecked, and slots of what fills a batch up are not looked at.
+Refused are context parallelism, Mamba, cross attention, chunked local attention, sinks, R-SWA, HiSparse, diffusion,
+elastic expert parallelism, `external_launcher`, and schedulers with a `schedule` of their own. Full attention, MLA and
+sliding windows are guarded, in one group or several, with a tracker each. None of this has run on a GPU: pool and
+scheduler of 0.33.0 did, on a CPU, with workers of a miniature.
 """
 
 import logging
@@ -54,10 +61,10 @@ import os
 from collections.abc import Callable
 from importlib import import_module
 
-from quantkit.kv_guard.engines import vllm_targets
 from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import VARIABLE, PluginSettings, read_settings
 from quantkit.kv_guard.engines.targets import check_targets, wrap
+from quantkit.kv_guard.engines.vllm import targets
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 
 _LOG = logging.getLogger("vllm.quantkit_kv_guard")
@@ -73,17 +80,17 @@ def register() -> None:
 
 def _hang_doors(settings: PluginSettings) -> None:
     version = import_module("vllm").__version__
-    if not version.startswith(vllm_targets.SUPPORTED_PREFIX):
+    if not version.startswith(targets.SUPPORTED_PREFIX):
         raise KvGuardError(
             f"vLLM {version} is not one that this guard was written for",
-            remedy=f"run {vllm_targets.SUPPORTED}, or leave {VARIABLE} out",
+            remedy=f"run {targets.SUPPORTED}, or leave {VARIABLE} out",
         )
-    check_targets(vllm_targets.DOORS, vllm_targets.SUPPORTED)
+    check_targets(targets.DOORS, targets.SUPPORTED)
     # vLLM goes on without a plugin that cannot be imported: what may fail is imported here, where an error ends it
-    hooks = import_module("quantkit.kv_guard.engines.vllm_hooks")
+    hooks = import_module("quantkit.kv_guard.engines.vllm.hooks")
     for door, hook in (
-        (vllm_targets.GET_SCHEDULER, hooks.hook_scheduler),
-        (vllm_targets.INIT_DEVICE, hooks.hook_worker),
+        (targets.GET_SCHEDULER, hooks.hook_scheduler),
+        (targets.INIT_DEVICE, hooks.hook_worker),
     ):
         wrap(door.name, hooks.before(lambda hook=hook: _go_through(hook, settings)))
 

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from quantkit.kv_guard.engines import vllm_runners, vllm_targets
 from quantkit.kv_guard.engines.targets import check_targets
-from quantkit.kv_guard.engines.vllm_events import EVENTS, Report
-from quantkit.kv_guard.engines.vllm_gather import ReportGatherer
-from quantkit.kv_guard.engines.vllm_worker import GuardedOutput
+from quantkit.kv_guard.engines.vllm import runners, targets
+from quantkit.kv_guard.engines.vllm.events import EVENTS, Report
+from quantkit.kv_guard.engines.vllm.gather import ReportGatherer
+from quantkit.kv_guard.engines.vllm.worker import GuardedOutput
 
 pytestmark = [
     pytest.mark.skipif("QUANTKIT_VLLM" not in os.environ, reason="QUANTKIT_VLLM names no vLLM"),
@@ -24,20 +24,20 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def wheel():
-    from tests.kv_guard import vllm_wheel  # noqa: F401
+def imports_of_the_wheel():
+    from tests.kv_guard.engines.small_vllm import wheel  # noqa: F401
 
 
 @pytest.mark.parametrize("v2", [True, False])
 @pytest.mark.parametrize("windows", [(None,), (6,)])
 def test_speculation_passes(monkeypatch, v2, windows):
     """Drafts that are refused are written over; their pages stay the request's."""
-    from tests.kv_guard import vllm_harness, vllm_wheel
+    from tests.kv_guard.engines.small_vllm import harness, wheel
 
     outputs, rng = imported("vllm.v1.outputs"), random.Random(3)
-    vllm_harness.environment(monkeypatch, "abort")
-    with vllm_harness.miniature_installed(only_workers=True):
-        engine = vllm_wheel.WheelEngine(v2=v2, windows=windows, num_blocks=26, num_drafts=3)
+    harness.environment(monkeypatch, "abort")
+    with harness.miniature_installed(only_workers=True):
+        engine = wheel.WheelEngine(v2=v2, windows=windows, num_blocks=26, num_drafts=3)
         for number in range(8):
             engine.add(f"r{number}", [*range(9), number % 3], max_tokens=12)
         num_drafted = 0
@@ -62,9 +62,8 @@ def imported(name):
 
 
 def test_its_targets_are_those_of_the_table():
-    assert imported("vllm").__version__.startswith(vllm_targets.SUPPORTED_PREFIX)
-    for side in (vllm_targets.DOORS, vllm_targets.SCHEDULER_SIDE, vllm_targets.WORKER_SIDE):
-        check_targets(side, vllm_targets.SUPPORTED)
+    assert imported("vllm").__version__.startswith(targets.SUPPORTED_PREFIX)
+    check_targets(targets.ALL, targets.SUPPORTED)
 
 
 def test_its_executors_wait_for_a_guarded_result():
@@ -90,8 +89,8 @@ def test_its_aggregator_keeps_what_the_ranks_report():
 @pytest.mark.parametrize(
     ("module", "names"),
     [
-        ("vllm.v1.worker.gpu_model_runner", vllm_runners.COMMON + vllm_runners.ONLY_V1),
-        ("vllm.v1.worker.gpu.model_runner", vllm_runners.COMMON + vllm_runners.ONLY_V2),
+        ("vllm.v1.worker.gpu_model_runner", runners.COMMON + runners.ONLY_V1),
+        ("vllm.v1.worker.gpu.model_runner", runners.COMMON + runners.ONLY_V2),
     ],
 )
 def test_its_runners_have_what_is_read_of_them(module, names):
@@ -122,7 +121,7 @@ def test_a_batch_of_v1_is_read_from_its_own_tables():
     starts.np[:] = [0, 2, 5, 5, 5]
     starts.gpu.copy_(starts.cpu)
     lengths = torch.tensor([6, 3, 0, 0], dtype=torch.int32)
-    batch = vllm_runners.batch_of_v1(
+    batch = runners.batch_of_v1(
         SimpleNamespace(
             input_batch=SimpleNamespace(req_ids=["a", "b"], block_table=[table]),
             kv_cache_config=SimpleNamespace(kv_cache_groups=[None]),

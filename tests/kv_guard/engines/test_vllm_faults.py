@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quantkit.kv_guard.faults import Fault
-from tests.kv_guard.vllm_harness import PAGE_SIZE
+from tests.kv_guard.engines.small_vllm.harness import PAGE_SIZE
 
 BOTH_RUNNERS = pytest.mark.parametrize("v2", [True, False], ids=["v2", "v1"])
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
@@ -105,6 +105,28 @@ def test_a_page_that_is_handed_out_while_its_request_runs(make, v2):
 
 
 @BOTH_RUNNERS
+def test_a_shared_page_that_is_given_up_for_both(make, v2):
+    """By a request that leaves: the page goes on in the cache, where the other reads it, until it is handed out."""
+    engine = make(v2=v2, num_blocks=12)
+    engine.add("first", range(9), max_tokens=8)
+    for _ in range(3):
+        engine.step()
+    engine.add("victim", [*range(8), 80], max_tokens=20)
+    engine.step()
+    shared = blocks_of(engine, "victim")[1]
+    assert shared.ref_cnt == 2
+    engine.scheduler.kv_cache_manager.block_pool.free_blocks([shared])
+    while "first" in engine.scheduler.requests:
+        engine.step()
+    assert (shared.ref_cnt, engine.num_violations()) == (0, 0)
+    engine.add("thief", range(50, 74), max_tokens=4)
+    engine.run()
+    assert engine.is_error("victim")
+    assert all(engine.is_right(name) for name in engine.prompts)
+    assert faults_of(engine) & {Fault.FREED, Fault.OTHER_OWNER}
+
+
+@BOTH_RUNNERS
 def test_a_cached_page_that_is_stolen_between_look_up_and_use(make, v2):
     """The look-up pins nothing; what runs in between takes the pages for itself."""
     engine = make(v2=v2, num_blocks=12)
@@ -172,6 +194,30 @@ def test_a_window_that_is_pruned_too_early(make, v2, depth):
 
 
 @BOTH_RUNNERS
+@pytest.mark.parametrize("window", [5, 6, 8, 9])
+def test_a_null_page_within_a_window(make, v2, window):
+    """A hit that is too short by a page: what attention reads there is nobody's; in front of the window it is right."""
+    engine = make(v2=v2, windows=(window,))
+    engine.add("first", range(17), max_tokens=4)
+    engine.run()
+    manager, first = engine.scheduler.kv_cache_manager, (16 - window + 1) // PAGE_SIZE
+    look_up = manager.get_computed_blocks
+
+    def look_up_less(request, *rest):
+        found = look_up(request, *rest)
+        assert (len(found[0].blocks[0]), found[1]) == (4, 16)
+        if request.request_id == "victim":
+            found[0].blocks[0][first] = manager.block_pool.null_block
+        return found
+
+    manager.get_computed_blocks = look_up_less
+    engine.add("hit", [*range(16), 50], max_tokens=4)
+    engine.add("victim", [*range(16), 60], max_tokens=4)
+    check_outcome(engine)
+    assert faults_of(engine) == {Fault.NEVER_GRANTED}
+
+
+@BOTH_RUNNERS
 @pytest.mark.parametrize("shift", ["a page", "a place"])
 def test_a_token_that_would_be_stored_elsewhere(make, v2, shift):
     """In a page of its own or of another's; both holders are ended, for that page is spoiled."""
@@ -191,6 +237,32 @@ def test_a_token_that_would_be_stored_elsewhere(make, v2, shift):
     assert {name for name in engine.ended if engine.is_error(name)} == ended
     assert engine.is_right("victim")
     assert engine.is_right("other")
+
+
+@BOTH_RUNNERS
+def test_the_new_holder_of_a_page_that_was_written_to_is_not_ended(make, v2):
+    """Steps overlap: the page is released, and handed out anew, before the report of the write is read."""
+    engine = running(make, v2=v2, depth=2, caching=False)
+    runner, written = engine.runners[0], []
+
+    def disturb(tables, slots):
+        mine, others = (blocks_of(engine, name)[-1].block_id for name in ("victim", "other"))
+        slots[0][slots[0] // PAGE_SIZE == mine] += (others - mine) * PAGE_SIZE
+        written.append(others)
+
+    runner.laid_out = disturb
+    engine.step()
+    runner.laid_out = lambda tables, slots: None
+    assert not engine.ended
+    engine.scheduler.finish_requests("other", engine.scheduler.requests["other"].status.FINISHED_ABORTED)
+    engine.add("new", range(70, 79), max_tokens=5)
+    engine.step()
+    assert set(written) <= {block.block_id for block in blocks_of(engine, "new")}
+    assert engine.is_error("victim")
+    engine.run()
+    assert {name for name in engine.ended if engine.is_error(name)} == {"victim"}
+    assert engine.is_right("new")
+    assert len(engine.released["new"]) == 5
 
 
 @BOTH_RUNNERS
@@ -223,6 +295,22 @@ def test_a_tag_that_is_overwritten_during_the_step(make, v2):
     engine.runners[0].in_forward = lambda runner: tracker.land(page, foreign)
     check_outcome(engine)
     assert "victim" in engine.ended
+
+
+def test_a_cached_page_that_is_overwritten_is_read_once(make):
+    """Who finds it is ended, and it goes out of the cache: the next one computes its own."""
+    engine = make()
+    engine.add("first", range(9), max_tokens=4)
+    engine.run()
+    page = engine.scheduler.kv_cache_manager.get_computed_blocks(engine.make_request("first", range(9), 4))[0].blocks[
+        0
+    ][1]
+    engine.trackers[0].land(torch.tensor([page.block_id]), torch.tensor([[1, 2, 3, 0]]))
+    for name in ("victim", "later"):
+        engine.add(name, range(9), max_tokens=4)
+        engine.run()
+    check_outcome(engine)
+    assert faults_of(engine) == {Fault.TORN}
 
 
 def test_a_page_that_is_released_twice(make):

@@ -1,37 +1,34 @@
 """What the plugin of vLLM cannot guard, or does not know, it refuses with the name of it."""
 
 import re
+import subprocess
 import sys
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
 
-from quantkit.kv_guard.engines import vllm_plugin, vllm_targets
 from quantkit.kv_guard.engines.targets import Target, check_targets, original_of
-from quantkit.kv_guard.engines.vllm_settings import groups_of
+from quantkit.kv_guard.engines.vllm import plugin, targets
+from quantkit.kv_guard.engines.vllm.settings import groups_of
 from quantkit.kv_guard.tracker import KvGuardError
-from tests.kv_guard import miniature_vllm as core
-from tests.kv_guard import miniature_vllm_runners as runners
-from tests.kv_guard import miniature_vllm_scheduler as scheduling
-from tests.kv_guard import miniature_vllm_worker as workers
-from tests.kv_guard import vllm_harness
-from tests.kv_guard.vllm_harness import Engine
-
-ALL_TARGETS = vllm_targets.DOORS + vllm_targets.SCHEDULER_SIDE + vllm_targets.WORKER_SIDE
+from tests.kv_guard.engines.small_vllm import harness, runners, workers
+from tests.kv_guard.engines.small_vllm import pool as core
+from tests.kv_guard.engines.small_vllm import scheduler as scheduling
+from tests.kv_guard.engines.small_vllm.harness import Engine
 
 
-@pytest.mark.parametrize("target", ALL_TARGETS, ids=lambda target: target.name.rpartition("vllm.")[2])
+@pytest.mark.parametrize("target", targets.ALL, ids=lambda target: target.name.rpartition("vllm.")[2])
 def test_every_target_is_checked(miniature, target):
     """One that is gone, or takes something else, is named with the versions that are known."""
-    check_targets([target], vllm_targets.SUPPORTED)
+    check_targets([target], targets.SUPPORTED)
     with pytest.raises(KvGuardError, match=r"_gone, which .* is not there.*run vLLM 0\.33"):
-        check_targets([replace(target, name=f"{target.name}_gone")], vllm_targets.SUPPORTED)
+        check_targets([replace(target, name=f"{target.name}_gone")], targets.SUPPORTED)
     if target.parameters is not None:
         for differs in (f"{target.parameters}, *more", target.parameters.replace("=", ""), f"*, {target.parameters}"):
             if differs != target.parameters:
                 with pytest.raises(KvGuardError, match=rf"takes \({re.escape(target.parameters)}\), not"):
-                    check_targets([replace(target, parameters=differs)], vllm_targets.SUPPORTED)
+                    check_targets([replace(target, parameters=differs)], targets.SUPPORTED)
 
 
 @dataclass
@@ -71,10 +68,10 @@ def test_a_scheduler_with_another_pool_is_refused_before_it_is_made(miniature, n
 
 
 def test_in_mode_log_a_refusal_is_said_and_the_server_runs(miniature, caplog):
-    vllm_harness.environment(miniature, "log")
+    harness.environment(miniature, "log")
     miniature.setattr(core.BlockPool, "reset", None, raising=False)
     miniature.setattr(workers.Worker, "compile_or_warm_up_model", lambda self, more: None)
-    vllm_plugin.register()
+    plugin.register()
     workers.WorkerWrapperBase().init_device()
     assert "takes (self, more), not (self)" in caplog.text
     assert original_of(runners.RunnerV2.execute_model) is None
@@ -84,13 +81,31 @@ def test_in_mode_log_a_refusal_is_said_and_the_server_runs(miniature, caplog):
 def test_another_version_is_refused(miniature, version):
     miniature.setattr("vllm.__version__", version)
     with pytest.raises(KvGuardError, match=rf"vLLM {version}.*run vLLM 0\.33"):
-        vllm_plugin.register()
+        plugin.register()
 
 
 def test_a_mode_that_there_is_none_of_is_refused(miniature):
-    vllm_harness.environment(miniature, "abrot")
+    harness.environment(miniature, "abrot")
     with pytest.raises(KvGuardError, match=r"'abrot'.*off, log, abort, halt"):
-        vllm_plugin.register()
+        plugin.register()
+
+
+@pytest.mark.parametrize("value", ["", "  "])
+def test_a_blank_variable_is_refused(miniature, value):
+    miniature.setenv("QUANTKIT_KV_GUARD", value)
+    with pytest.raises(KvGuardError, match="QUANTKIT_KV_GUARD is blank"):
+        plugin.register()
+
+
+@pytest.mark.parametrize("value", [None, "off"])
+def test_what_is_off_imports_nothing(value):
+    """The entry point runs in every process of vLLM, front ends among them."""
+    code = (
+        "from quantkit.kv_guard.engines.vllm.plugin import register; register()\n"
+        "import sys; assert not {'torch', 'numpy', 'vllm'} & sys.modules.keys()"
+    )
+    environment = {"PYTHONPATH": ":".join(sys.path)} | ({} if value is None else {"QUANTKIT_KV_GUARD": value})
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 @pytest.mark.parametrize(
@@ -107,14 +122,14 @@ def test_a_mode_that_there_is_none_of_is_refused(miniature):
         (lambda vllm, cache: cache.kv_cache_groups.clear(), "without a KV cache"),
         (
             lambda vllm, cache: cache.kv_cache_groups.append(
-                SimpleNamespace(kv_cache_spec=vllm_harness.MambaSpec(block_size=4))
+                SimpleNamespace(kv_cache_spec=harness.MambaSpec(block_size=4))
             ),
             "group 1 of MambaSpec",
         ),
     ],
 )
 def test_what_cannot_be_guarded_is_refused(change, message):
-    vllm_config, kv_cache_config = vllm_harness.config()
+    vllm_config, kv_cache_config = harness.config()
     assert len(groups_of(vllm_config, kv_cache_config)) == 1
     change(vllm_config, kv_cache_config)
     with pytest.raises(KvGuardError, match=message):

@@ -3,7 +3,8 @@
 A request whose pages were not its own is ended before `update_from_output` looks at its tokens, as requests are whose
 KV could not be loaded: FINISHED_ERROR, an error to its client. What it wrote from its first bad page on goes out of the
 prefix cache, and whoever has such a page is ended with it: those pages are whose they should be, and what is in them
-was computed from what was not.
+was computed from what was not. What is bad is a grant and not a page: where steps overlap, a page may be another's by
+the time that the report of a step is read.
 """
 
 import logging
@@ -11,13 +12,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from quantkit.kv_guard.engines import vllm_targets as targets
 from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import PluginSettings
 from quantkit.kv_guard.engines.targets import original_of
-from quantkit.kv_guard.engines.vllm_events import EVENTS, Report, StepEvents
-from quantkit.kv_guard.engines.vllm_settings import groups_of, num_rows
-from quantkit.kv_guard.engines.vllm_shadow import Shadow
+from quantkit.kv_guard.engines.vllm import targets
+from quantkit.kv_guard.engines.vllm.events import EVENTS, Report, StepEvents
+from quantkit.kv_guard.engines.vllm.settings import groups_of, num_rows
+from quantkit.kv_guard.engines.vllm.shadow import Shadow
 from quantkit.kv_guard.identity import Chains
 from quantkit.kv_guard.tracker import KvGuardError
 
@@ -27,7 +28,7 @@ _LOG = logging.getLogger("vllm.quantkit_kv_guard")
 
 
 class SchedulerGuard:
-    """Of one scheduler. ``found`` are the engine's own things by the names of `vllm_targets`."""
+    """Of one scheduler. ``found`` are the engine's own things by the names of targets.py."""
 
     def __init__(self, scheduler: Any, settings: PluginSettings, found: dict[str, Any]) -> None:
         manager = scheduler.kv_cache_manager
@@ -109,7 +110,7 @@ class SchedulerGuard:
 
     def _end(self, report: Report) -> list[Any]:
         sizes = [side.block_size for side in self._sides]
-        bad = {page for _, page in report.spoiled if 0 < page < self._manager.block_pool.num_gpu_blocks}
+        bad = {grant for one in report.spoiled if (grant := self.shadow.granted_as(one)) is not None}
         for place in report.places:
             bad |= self.shadow.written(place.request, place.index * sizes[place.group], sizes)
         names = dict.fromkeys(report.ended)
@@ -121,7 +122,7 @@ class SchedulerGuard:
                 if first is not None:
                     names[name] = None
                     bad |= self.shadow.written(name, first, sizes)
-        self._manager.evict_blocks(bad)
+        self._manager.evict_blocks({grant.page for grant in bad})
         _LOG.error("ending %d requests: %s", len(names), ", ".join(names))
         ended: list[Any] = self._scheduler.finish_requests(list(names), self._found[targets.REQUEST_STATUS.name])
         return ended

@@ -15,11 +15,12 @@ from torch import Tensor
 from quantkit.kv_guard.engines.evidence import Evidence
 from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import PluginSettings, check_memory, path_of
-from quantkit.kv_guard.engines.vllm_events import EVENTS, GroupEvents, Place, Report, StepEvents
-from quantkit.kv_guard.engines.vllm_settings import Group
+from quantkit.kv_guard.engines.vllm.events import EVENTS, GroupEvents, Place, Report, Spoiled, StepEvents
+from quantkit.kv_guard.engines.vllm.settings import Group
 from quantkit.kv_guard.page_tags import PageTagTracker
 from quantkit.kv_guard.settings import GuardSettings, PoolSize
 from quantkit.kv_guard.tracker import Held, KvGuardError, Step, Verdict
+from quantkit.kv_guard.violations import Violation
 
 NULL_PAGE = 0  # of every pool; no request is ever granted it
 _BYTES_A_PLACE = 36 + 4  # of a row's logical page: what it expects, what a launched step captures, and the table
@@ -84,6 +85,8 @@ class WorkerGuard:
             Evidence(tracker, settings, _LOG, (rank, number), self._lock)
             for number, tracker in enumerate(self.trackers)
         ]
+        for evidence in self._evidence:
+            self.refusals.when_off(evidence.detach)
 
     def end_warm_up(self) -> None:
         """From here on every step is a scheduler's."""
@@ -276,5 +279,14 @@ def _report_of(verdict: Verdict, group: int) -> Report:
         num_violations=len(verdict.violations) + verdict.lost,
         ended=verdict.aborted,
         places=tuple(Place(request=name, group=group, index=first) for name, first in firsts.items()),
-        spoiled=tuple({(group, one.evidence.page) for one in verdict.violations if one.check == "write"}),
+        spoiled=tuple(dict.fromkeys(_spoiled(verdict.violations, group))),
     )
+
+
+def _spoiled(violations: Sequence[Violation], group: int) -> Iterator[Spoiled]:
+    """Of whom a page was that was written to, says its record; of whom one is that is read, whoever was granted it."""
+    for violation in violations:
+        evidence = violation.evidence
+        was = evidence.found if violation.check == "write" else evidence.expected
+        if was is not None:
+            yield Spoiled(group=group, page=evidence.page, generation=was.generation)

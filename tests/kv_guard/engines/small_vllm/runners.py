@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from tests.kv_guard.miniature_vllm_worker import EMPTY_MODEL_RUNNER_OUTPUT, PADDING, Buffer, Runner
+from tests.kv_guard.engines.small_vllm.workers import EMPTY_MODEL_RUNNER_OUTPUT, PADDING, Buffer, Runner
 
 
 class RunnerV2(Runner):

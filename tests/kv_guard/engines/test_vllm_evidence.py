@@ -1,18 +1,20 @@
 """What vLLM's plugin leaves behind of a violation: lines of a log, metrics, a pool to inspect."""
 
+import re
+
 import pytest
 
 from quantkit.kv_guard.dump import check_dump, read_dump
 from quantkit.kv_guard.tracker import KvGuardError
-from tests.kv_guard import vllm_harness
-from tests.kv_guard.vllm_harness import disturbed
+from tests.kv_guard.engines.small_vllm import harness
+from tests.kv_guard.engines.small_vllm.harness import disturbed
 
 
 @pytest.mark.parametrize("mode", ["log", "abort", "halt"])
 def test_the_pool_is_dumped_at_the_first_violation(miniature, tmp_path, mode):
     """Also before a halt ends the engine; what it holds is what the step was given."""
     files = {"dump": tmp_path / "pool.safetensors", "metrics": tmp_path / "kv.prom"}
-    vllm_harness.environment(miniature, mode, tmp_path / "guard.json", **files)
+    harness.environment(miniature, mode, tmp_path / "guard.json", **files)
     engine = disturbed(windows=(None, 9))
     if mode == "halt":
         with pytest.raises(KvGuardError, match="request victim"):
@@ -30,7 +32,7 @@ def test_the_pool_is_dumped_at_the_first_violation(miniature, tmp_path, mode):
 
 def test_a_pool_that_cannot_be_dumped_ends_no_server(miniature, tmp_path, caplog):
     (tmp_path / "pool.rank0.group0.safetensors").mkdir()
-    vllm_harness.environment(miniature, "log", tmp_path / "guard.json", dump=tmp_path / "pool.safetensors")
+    harness.environment(miniature, "log", tmp_path / "guard.json", dump=tmp_path / "pool.safetensors")
     engine = disturbed()
     engine.run()
     assert len(engine.released["victim"]) == 8
@@ -38,10 +40,30 @@ def test_a_pool_that_cannot_be_dumped_ends_no_server(miniature, tmp_path, caplog
 
 
 def test_the_log_says_how_many_it_leaves_out(miniature, tmp_path, caplog):
-    vllm_harness.environment(miniature, "log", tmp_path / "guard.json", ring_lines=9)
+    harness.environment(miniature, "log", tmp_path / "guard.json", ring_lines=9)
     engine = disturbed(pages=6)
     engine.step()
     lines = [record.getMessage() for record in caplog.records]
     assert sum("physical page" in line for line in lines) == 8
     assert any(line.endswith(": 1 more violations") for line in lines)
     assert any("1 more violations had no room in the ring" in line for line in lines)
+
+
+def test_metrics_say_whether_there_is_a_guard_and_of_which_rank(miniature, tmp_path):
+    """From the start on; a guard that goes off in mode log says so, and what is in work behind it too."""
+    harness.environment(miniature, "log", tmp_path / "guard.json", metrics=tmp_path / "kv.prom")
+    engine = harness.Engine(replica=3, depth=2)
+    path = tmp_path / "kv.rank3.group0.prom"
+    assert attached(path) == ["1"]
+    engine.add("a", range(10))
+    for _ in range(3):
+        engine.step()
+    assert 'checks_total{pool="group0",rank="3"} 1' in path.read_text()
+    del engine.scheduler.quantkit_kv_guard
+    engine.run()
+    assert attached(path) == ["0"]
+    assert len(engine.released["a"]) == 6
+
+
+def attached(path):
+    return re.findall(r"^quantkit_kv_guard_attached\{.*\} (\d)$", path.read_text(), re.M)

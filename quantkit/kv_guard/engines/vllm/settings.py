@@ -14,7 +14,10 @@ _WINDOWED = {"SlidingWindowSpec"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A group of layers with one page table. ``reach``: how many tokens back its window goes; None: to the first."""
+    """A group of layers with one page table. ``reach``: how many tokens before a step's first its attention reads;
+    None: all. vLLM may keep more (`num_retained_tokens`), but has no page in front of the window where its prefix cache
+    was hit.
+    """
 
     page_size: int
     identity: PoolIdentity
@@ -66,7 +69,7 @@ def _group(model: str, number: int, spec: Any) -> Group:
     return Group(
         page_size=spec.block_size,
         identity=PoolIdentity(model=model, layout=layout, pool=f"group{number}"),
-        reach=None if kinds <= _PAGED else members[0].num_retained_tokens,
+        reach=None if kinds <= _PAGED else members[0].sliding_window - 1,
     )
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from quantkit.kv_guard.tracker import KvGuardError
-from tests.kv_guard import miniature_vllm as core
-from tests.kv_guard import vllm_harness
-from tests.kv_guard.vllm_harness import Engine
+from tests.kv_guard.engines.small_vllm import harness
+from tests.kv_guard.engines.small_vllm import pool as core
+from tests.kv_guard.engines.small_vllm.harness import Engine
 
 OFF = "the KV guard is off from here on"
 
@@ -56,7 +56,7 @@ def disturb(make, change):
 @pytest.mark.parametrize("site", SITES)
 def test_mode_log_ends_no_server(miniature, caplog, site):
     change, says = SITES[site]
-    vllm_harness.environment(miniature, "log")
+    harness.environment(miniature, "log")
     engine = disturb(Engine, change)
     assert all(engine.is_right(name) for name in engine.prompts)
     assert len(engine.released["a"]) == 8
@@ -80,14 +80,14 @@ def test_mode_log_serves_beside_a_pool_that_is_in_use(miniature, caplog):
         pool.free_block_queue.popleft()
 
     miniature.setattr(core.BlockPool, "__init__", used)
-    vllm_harness.environment(miniature, "log")
+    harness.environment(miniature, "log")
     engine = disturb(Engine, lambda engine: None)
     assert engine.is_right("a")
     assert "in use already" in caplog.text
 
 
 def test_mode_log_serves_with_a_pool_that_is_made_again(miniature, caplog):
-    vllm_harness.environment(miniature, "log")
+    harness.environment(miniature, "log")
     engine = Engine()
     engine.runners[0].initialize_kv_cache(engine.kv_cache_config)
     engine.add("a", range(10))

@@ -6,14 +6,12 @@ from collections import deque
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 
-from quantkit.kv_guard.engines import vllm_plugin, vllm_targets
 from quantkit.kv_guard.engines.settings import VARIABLE
 from quantkit.kv_guard.engines.targets import original_of
-from tests.kv_guard import miniature_vllm as core
-from tests.kv_guard import miniature_vllm_data as data
-from tests.kv_guard import miniature_vllm_runners as runners
-from tests.kv_guard import miniature_vllm_scheduler as scheduling
-from tests.kv_guard import miniature_vllm_worker as workers
+from quantkit.kv_guard.engines.vllm import plugin, targets
+from tests.kv_guard.engines.small_vllm import data, runners, workers
+from tests.kv_guard.engines.small_vllm import pool as core
+from tests.kv_guard.engines.small_vllm import scheduler as scheduling
 
 PAGE_SIZE = 4
 _PLACES = {
@@ -66,7 +64,7 @@ def miniature_installed(*, only_workers=False):
 
 
 def unhook():
-    for target in vllm_targets.DOORS + vllm_targets.SCHEDULER_SIDE + vllm_targets.WORKER_SIDE:
+    for target in targets.ALL:
         holder, _, leaf = target.name.rpartition(".")
         module_name = next((name for name in _prefixes(holder) if name in sys.modules), None)
         found = sys.modules.get(module_name)
@@ -94,14 +92,19 @@ SlidingWindowSpec = type("SlidingWindowSpec", (SimpleNamespace,), {})
 MambaSpec = type("MambaSpec", (SimpleNamespace,), {})
 
 
-def spec_of(window):
+def spec_of(window, more=0):
     if window is None:
         return FullAttentionSpec(block_size=PAGE_SIZE, dtype="bf16")
-    return SlidingWindowSpec(block_size=PAGE_SIZE, dtype="bf16", sliding_window=window, num_retained_tokens=window - 1)
+    return SlidingWindowSpec(
+        block_size=PAGE_SIZE, dtype="bf16", sliding_window=window, num_retained_tokens=window - 1 + more
+    )
 
 
-def config(*, v2=True, windows=(None,), num_blocks=24, max_seqs=4, chunk=7, caching=True, max_len=64, replica=0):
-    """Of engine and cache, as far as the miniature and the plugin ask for it."""
+def config(
+    *, v2=True, windows=(None,), more=0, num_blocks=24, max_seqs=4, chunk=7, caching=True, max_len=64, replica=0
+):
+    """Of engine and cache, as far as the miniature and the plugin ask for it. ``more``: tokens that a window's pages
+    are kept for, and that attention does not read."""
     parallel = SimpleNamespace(
         decode_context_parallel_size=1,
         prefill_context_parallel_size=1,
@@ -120,7 +123,7 @@ def config(*, v2=True, windows=(None,), num_blocks=24, max_seqs=4, chunk=7, cach
     ), SimpleNamespace(
         num_blocks=num_blocks,
         hisparse_host_num_blocks=None,
-        kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec_of(window)) for window in windows],
+        kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec_of(window, more)) for window in windows],
     )
 
 
@@ -129,7 +132,7 @@ class Engine:
 
     def __init__(self, *, depth=1, ranks=1, **settings):
         vllm_config, kv_cache_config = self.configs(depth=depth, **settings)
-        vllm_plugin.register()
+        plugin.register()
         workers.WorkerWrapperBase().init_device()
         self.vllm_config, self.kv_cache_config = vllm_config, kv_cache_config
         self.scheduler = self.make_scheduler(vllm_config, kv_cache_config)

@@ -2,7 +2,7 @@
 
 What is here does what vLLM's does: the order of the free queue, cached pages that nobody has, pages that are cached
 before the step that fills them, windows that put the null block in the place of what they left behind. The same tests
-drive the scheduler of a real wheel (`vllm_wheel.py`), and one table of targets holds the signatures of both.
+drive the scheduler of a real wheel (wheel.py), and one table of targets holds the signatures of both.
 """
 
 from collections import deque

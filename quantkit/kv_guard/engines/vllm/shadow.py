@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from quantkit.kv_guard.engines.vllm_events import GroupEvents, StepEvents, add, generation_after, signed
+from quantkit.kv_guard.engines.vllm.events import GroupEvents, Spoiled, StepEvents, add, generation_after, signed
 from quantkit.kv_guard.identity import Chain, Chains, owner_of
 from quantkit.kv_guard.tracker import KvGuardError
 
@@ -179,26 +179,34 @@ class Shadow:
         while self._left and self._left[0][0] <= number + 1:
             self._left.popleft()
 
-    def written(self, request: str, first_token: int, page_sizes: Sequence[int]) -> set[int]:
-        """Pages in force that were granted to a request, and reach beyond a token; wherever the request is by now."""
+    def granted_as(self, spoiled: Spoiled) -> Grant | None:
+        """What a page was granted as, while that is in force: it may have been handed out anew since."""
+        grant = self._grants.get(spoiled.page)
+        if grant is None or not grant.in_force or grant.group != spoiled.group:
+            return None
+        return grant if 0 != grant.generation == spoiled.generation else None
+
+    def written(self, request: str, first_token: int, page_sizes: Sequence[int]) -> set[Grant]:
+        """What was granted to a request and reaches beyond a token, as far as it is in force; wherever the request is
+        by now."""
         holdings = [holding for _, holding in self._left if holding.request == request]
         if request in self.holdings:
             holdings.append(self.holdings[request])
         return {
-            grant.page
+            grant
             for holding in holdings
             for grants, size in zip(holding.groups, page_sizes, strict=True)
             for grant in grants[first_token // size :]
             if grant is not None and grant.in_force and grant.request == request
         }
 
-    def first_token(self, request: str, pages: set[int], page_sizes: Sequence[int]) -> int | None:
-        """Where in a request the first of some pages begins; None where it has none of them."""
+    def first_token(self, request: str, bad: set[Grant], page_sizes: Sequence[int]) -> int | None:
+        """Where in a request the first of some grants begins; None where it reads none of them."""
         firsts = (
             index * size
             for grants, size in zip(self.holdings[request].groups, page_sizes, strict=True)
             for index, grant in enumerate(grants)
-            if grant is not None and grant.in_force and grant.page in pages
+            if grant in bad and grant.in_force
         )
         return min(firsts, default=None)
 

@@ -27,7 +27,7 @@ with warnings.catch_warnings():
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
     from vllm.v1.request import Request
 
-from tests.kv_guard.vllm_harness import PAGE_SIZE, Engine  # noqa: E402
+from tests.kv_guard.engines.small_vllm.harness import PAGE_SIZE, Engine  # noqa: E402
 
 init_none_hash(sha256)
 register_all_kvcache_specs(None)
@@ -40,6 +40,7 @@ class WheelEngine(Engine):
         depth=1,
         v2=True,
         windows=(None,),
+        more=0,
         num_blocks=24,
         max_seqs=4,
         chunk=7,
@@ -95,7 +96,7 @@ class WheelEngine(Engine):
             num_blocks=num_blocks,
             kv_cache_tensors=[],
             kv_cache_groups=[
-                KVCacheGroupSpec([f"layer{number}"], _spec_of(window)) for number, window in enumerate(windows)
+                KVCacheGroupSpec([f"layer{number}"], _spec_of(window, more)) for number, window in enumerate(windows)
             ],
         )
 
@@ -120,6 +121,8 @@ class WheelEngine(Engine):
         )
 
 
-def _spec_of(window):
+def _spec_of(window, more):
     parts = {"block_size": PAGE_SIZE, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float16}
-    return FullAttentionSpec(**parts) if window is None else SlidingWindowSpec(**parts, sliding_window=window)
+    if window is None:
+        return FullAttentionSpec(**parts)
+    return SlidingWindowSpec(**parts, sliding_window=window, extra_retained_tokens=more)

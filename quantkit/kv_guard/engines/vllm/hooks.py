@@ -5,15 +5,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from quantkit.kv_guard.engines import vllm_runners
-from quantkit.kv_guard.engines import vllm_targets as targets
 from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import PluginSettings
 from quantkit.kv_guard.engines.targets import Target, check_targets, wrap
-from quantkit.kv_guard.engines.vllm_events import EVENTS
-from quantkit.kv_guard.engines.vllm_gather import gathering
-from quantkit.kv_guard.engines.vllm_scheduler import GUARD, SchedulerGuard
-from quantkit.kv_guard.engines.vllm_worker import GuardedOutput, WorkerGuard
+from quantkit.kv_guard.engines.vllm import runners, targets
+from quantkit.kv_guard.engines.vllm.events import EVENTS
+from quantkit.kv_guard.engines.vllm.gather import gathering
+from quantkit.kv_guard.engines.vllm.scheduler import GUARD, SchedulerGuard
+from quantkit.kv_guard.engines.vllm.worker import GuardedOutput, WorkerGuard
 from quantkit.kv_guard.tracker import KvGuardError
 
 Function = Callable[..., Any]
@@ -56,8 +55,8 @@ def hook_worker(settings: PluginSettings) -> None:
         return _behind(attached)
 
     for target, wrapper in (
-        (targets.INIT_CACHE_V1, attach(vllm_runners.guard_of_v1)),
-        (targets.INIT_CACHE_V2, attach(vllm_runners.guard_of_v2)),
+        (targets.INIT_CACHE_V1, attach(runners.guard_of_v1)),
+        (targets.INIT_CACHE_V2, attach(runners.guard_of_v2)),
         (targets.PREPARE_V1, _guarded(_prepare_v1)),
         (targets.PREPARE_V2, _guarded(_prepare_v2)),
         (targets.EXECUTE_V1, _guarded(_execute_model)),
@@ -186,14 +185,14 @@ def _cache_full_blocks(
 def _prepare_v1(guard: WorkerGuard, original: Function, runner: Any, *args: Any, **kwargs: Any) -> Any:
     prepared = original(runner, *args, **kwargs)
     if guard.is_told:
-        guard.launch(vllm_runners.batch_of_v1(runner))
+        guard.launch(runners.batch_of_v1(runner))
     return prepared
 
 
 def _prepare_v2(guard: WorkerGuard, original: Function, runner: Any, input_batch: Any) -> Any:
     tables, slots = original(runner, input_batch)
     if guard.is_told:
-        guard.launch(vllm_runners.batch_of_v2(input_batch, tables, slots))
+        guard.launch(runners.batch_of_v2(input_batch, tables, slots))
     return tables, slots
 
 

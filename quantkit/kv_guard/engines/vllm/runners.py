@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from quantkit.kv_guard.engines.settings import PluginSettings
-from quantkit.kv_guard.engines.vllm_settings import groups_of, num_rows, rank_of
-from quantkit.kv_guard.engines.vllm_targets import SUPPORTED
-from quantkit.kv_guard.engines.vllm_worker import Batch, Widths, WorkerGuard
+from quantkit.kv_guard.engines.vllm.settings import groups_of, num_rows, rank_of
+from quantkit.kv_guard.engines.vllm.targets import SUPPORTED
+from quantkit.kv_guard.engines.vllm.worker import Batch, Widths, WorkerGuard
 from quantkit.kv_guard.tracker import KvGuardError
 
 _RANK = ("rank", "world_size", "data_parallel_index")

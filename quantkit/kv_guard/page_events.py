@@ -118,8 +118,9 @@ def await_pages(tags: PageTags, pages: Tensor) -> None:
 def drain(arrays: PageArrays, pages: Tensor) -> None:
     """Nothing is on its way to pages any more. Where nothing has come their holder may fill them himself."""
     tags = arrays.tags
-    seals = twins.record_seals(read(tags.records_P3, pages, 0)) ^ twins.mark_of(pages)
-    put(tags.seals_P, pages, seals, twins.found_words(tags, pages)[Word.FOUND_SEAL] == UNARRIVED)
+    marks = twins.mark_of(pages)
+    is_empty = read(tags.seals_P, pages, 0) ^ marks == UNARRIVED
+    put(tags.seals_P, pages, twins.record_seals(read(tags.records_P3, pages, 0)) ^ marks, is_empty)
     set_states(tags, pages, of=State.AWAITING, to=State.HELD)
     put(arrays.dirty_P, pages, False)
 

@@ -1,10 +1,12 @@
 """Whose pages they are: a key for each pool, and digests of prefix chains under it.
 
 The key binds what must agree before a page of one pool may be read as a page of another: the model, the layout of its
-cache, the pool's role and this format of tags. Both sides of a transfer name the same four.
+cache, the pool's role and this format of tags; and a secret, since those four stand in incidents and dumps: whoever has
+such a file could else try prompts until an owner agrees. Both sides of a transfer name the same five.
 """
 
 import hashlib
+import secrets
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,12 +29,12 @@ class PoolIdentity:
     layout: str
     pool: str = "target"
 
-    def key(self) -> bytes:
-        """32 bytes; each part with its length, so that no two splits of one text agree."""
+    def key(self, secret: bytes | None) -> bytes:
+        """32 bytes; each part with its length, so that no two splits of one text agree; None is nobody's secret."""
         digest = hashlib.blake2b(digest_size=KEY_BYTES, person=b"quantkit-kv-tag")
-        for part in (str(TAG_VERSION), self.model, self.layout, self.pool):
-            text = part.encode()
-            digest.update(len(text).to_bytes(8, "little") + text)
+        parts = [part.encode() for part in (str(TAG_VERSION), self.model, self.layout, self.pool)]
+        for part in (*parts, secrets.token_bytes(KEY_BYTES) if secret is None else secret):
+            digest.update(len(part).to_bytes(8, "little") + part)
         return digest.digest()
 
 

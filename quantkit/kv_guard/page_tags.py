@@ -37,7 +37,7 @@ class PageTagTracker:
         settings.check()
         size = settings.size
         self.settings = settings
-        self.chains = Chains(settings.identity.key())
+        self.chains = Chains(settings.identity.key(settings.secret))
         self.tags = new_tags(size.num_pages, device)
         self.expectations = new_expectations(size.num_rows, size.most_pages, device)
         self._ops = ops_for(self.tags.seals_P.device)

@@ -1,6 +1,6 @@
 """What a guard is told when it is attached to a pool."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from quantkit.kv_guard.identity import PoolIdentity
@@ -21,13 +21,15 @@ class PoolSize:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardSettings:
     """``ring_lines``: violations of one step that are kept whole; more are counted. Generations have 64 bits, and 0
-    means that nothing was granted."""
+    means that nothing was granted. Two pools with one ``secret`` know each other's owners; None is one that no other
+    pool has, and that is written nowhere."""
 
     identity: PoolIdentity
     size: PoolSize
     mode: Mode = Mode.LOG
     ring_lines: int = 256
     incidents: Path | None = None
+    secret: bytes | None = field(default=None, repr=False)
     first_generation: int | None = None  # None: a random one, so that two runs of one pool share none
 
     def check(self) -> None:

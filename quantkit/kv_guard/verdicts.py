@@ -95,9 +95,14 @@ class Verdicts:
         if count and self._settings.mode is Mode.HALT:
             raise KvGuardError(
                 f"step {snapshot.step}: {count} violations, the first: {violations[0].text}",
-                remedy="read the incident file with `quantkit kv-guard explain`",
+                remedy=self._remedy(),
             )
         return verdict
+
+    def _remedy(self) -> str:
+        if self._settings.incidents is None:
+            return "name a file for `incidents`, so that `quantkit kv-guard explain` can say more the next time"
+        return f"read it with `quantkit kv-guard explain {self._settings.incidents}`"
 
     def _write_down(self, violations: tuple[Violation, ...]) -> None:
         """A file that cannot be written ends no server: it is said, and counted."""

@@ -251,8 +251,18 @@ def test_a_ring_that_is_full_counts_the_rest():
 
 def test_keys_bind_each_part():
     parts = {"model": "a", "layout": "b", "pool": "c"}
-    keys = {PoolIdentity(**parts).key()} | {PoolIdentity(**parts | {name: "x"}).key() for name in parts}
-    assert len(keys) == 4
-    assert PoolIdentity(model="ab", layout="c").key() != PoolIdentity(model="a", layout="bc").key()
+    keys = {PoolIdentity(**parts).key(b"")} | {PoolIdentity(**parts | {name: "x"}).key(b"") for name in parts}
+    keys |= {PoolIdentity(**parts).key(b"x")}
+    assert len(keys) == 5
+    assert PoolIdentity(model="ab", layout="c").key(b"") != PoolIdentity(model="a", layout="bc").key(b"")
     chains = [Chains(key).of_prompt(range(10), 4, "r") for key in sorted(keys)]
-    assert len({chain for some in chains for chain in some}) == 12
+    assert len({chain for some in chains for chain in some}) == 15
+
+
+def test_owners_cannot_be_guessed_from_what_is_written():
+    """Model, layout and pool stand in incidents; with them alone a prompt that is guessed is not confirmed."""
+    pools = [Pool(), Pool(), Pool(secret=b"of two servers"), Pool(secret=b"of two servers")]
+    owners = [int(pool.owners(range(4), "r")[0]) for pool in pools]
+    assert owners[2] == owners[3]
+    assert len(set(owners)) == 3
+    assert "of two servers" not in repr(pools[2].tracker.settings)

@@ -40,6 +40,10 @@ class Evidence:
         self._step: Step | None = None
         self._is_attached = True
         self._metrics_file.write_at_once(self._text)
+        # nothing else tells an operator: an engine that passes a plugin over says nothing of it
+        guarded = tracker.settings
+        where = f"rank {self._rank}, group {self._group}"
+        log.info("KV guard: on, mode %s, %s, %d pages", guarded.mode, where, guarded.size.num_pages)
 
     def detach(self) -> None:
         """The guard goes off: what is told from here on says so."""

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from quantkit.errors import install_remedy
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 
 
@@ -38,3 +39,7 @@ class Refusals:
             yield
         except KvGuardError as error:
             self.refuse(error)
+        except ImportError as error:
+            is_engine = (error.name or "").partition(".")[0] in ("sglang", "vllm")
+            remedy = "load the guard in the engine's environment" if is_engine else install_remedy("kv-guard")
+            self.refuse(KvGuardError(f"it cannot be loaded: {error}", remedy=remedy))

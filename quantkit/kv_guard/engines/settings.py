@@ -6,7 +6,7 @@ not set, mean that no hook is registered; one that is blank is refused.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from quantkit.errors import first_line
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 
 VARIABLE = "QUANTKIT_KV_GUARD"
+_SECRET_CHARACTERS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,8 @@ class PluginSettings:
 
     ``incidents``, ``metrics`` and ``dump`` are files that are written (JSON lines, Prometheus text, the pool at its
     first violation), under the names that `path_of` makes of them. ``model`` is the fingerprint that both sides of a
-    transfer must share; None takes that of the model's config. ``most_mib`` bounds what the guard's arrays may take.
+    transfer must share; None takes that of the model's config. ``secret`` they share, too: what owners are keyed with.
+    ``most_mib`` bounds what the guard's arrays may take.
     """
 
     mode: Mode
@@ -31,7 +33,13 @@ class PluginSettings:
     dump: Path | None = None
     ring_lines: int = 256
     model: str | None = None
+    secret: str | None = field(default=None, repr=False)
     most_mib: int = 1024
+
+    @property
+    def secret_bytes(self) -> bytes | None:
+        """None is a secret of each pool's own."""
+        return None if self.secret is None else self.secret.encode()
 
 
 def read_settings(environment: Mapping[str, str]) -> PluginSettings:
@@ -113,6 +121,11 @@ def _value(name: str, value: object, path: Path) -> Any:
     if name in ("ring_lines", "most_mib"):
         if type(value) is not int or value < 1:
             raise KvGuardError(f"{name} is {value!r}", remedy="give a whole number above 0", file=path)
+        return value
+    if name == "secret" and value is not None:
+        if not (isinstance(value, str) and len(value) >= _SECRET_CHARACTERS and _is_text(value)):
+            remedy = f"give a text of {_SECRET_CHARACTERS} characters or more, as `openssl rand -hex 32` prints"
+            raise KvGuardError("secret is no text, or too short a one", remedy=remedy, file=path)
         return value
     if value is not None and not (isinstance(value, str) and _is_text(value)):
         raise KvGuardError(f"{name} is {value!r}", remedy="give a text", file=path)

@@ -53,6 +53,7 @@ def settings_of(shape: EngineShape, num_pages: int, first_generation: int) -> Gu
         null_page=NULL_PAGE,
     )
     return GuardSettings(
+        secret=b"of a simulation",
         identity=PoolIdentity(model="simulated", layout=layout),
         size=size,
         mode=Mode.ABORT,

@@ -15,6 +15,7 @@ from tests.kv_guard.engines.serving_loop import Serving
 from tests.kv_guard.engines.small_sglang.places import install, srt
 from tests.kv_guard.engines.small_vllm import harness
 
+SECRET = "of prefill and decode servers"
 _WHEEL = pytest.param(
     "wheel", marks=pytest.mark.skipif("QUANTKIT_VLLM" not in os.environ, reason="QUANTKIT_VLLM names no vLLM")
 )
@@ -34,7 +35,7 @@ class Servers:
         self._engine, self._taken = engine, {}
 
     def __call__(self, mode=Mode.ABORT, **sizes):
-        settings = sizes.pop("settings", {})
+        settings = {"secret": SECRET} | sizes.pop("settings", {})
         guard = register(PluginSettings(mode=mode, **settings))
         self._taken = {target.path: pkgutil.resolve_name(target.path) for target in TARGETS}
         srt("plugins.hook_registry").HookRegistry.apply_hooks()

@@ -1,6 +1,7 @@
 """What the plugin is told, and the files that it writes."""
 
 import json
+import logging
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -119,6 +120,33 @@ def test_settings(tmp_path, monkeypatch):
     assert (settings.mode, settings.incidents.name, settings.ring_lines) == (Mode.HALT, "x.jsonl", 8)
 
 
+def test_a_secret_is_shown_nowhere(tmp_path):
+    path = tmp_path / "guard.json"
+    path.write_text(json.dumps({"mode": "abort", "secret": "correct horse battery"}))
+    settings = read_settings({"QUANTKIT_KV_GUARD": str(path)})
+    assert settings.secret_bytes == b"correct horse battery"
+    assert "horse" not in repr(settings)
+    path.write_text(json.dumps({"mode": "abort", "secret": "my horse"}))
+    with pytest.raises(KvGuardError) as refused:
+        read_settings({"QUANTKIT_KV_GUARD": str(path)})
+    assert "horse" not in str(refused.value)
+
+
+def test_what_a_server_writes_does_not_hold_the_secret(serve, tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    files = {name: tmp_path / name for name in ("incidents", "metrics", "dump")}
+    serving = serve(settings={**files, "secret": "correct horse battery"})
+    req = serving.submit("a", PROMPT)
+    serving.step(req)
+    serving.rows.req_to_token[req.kv.req_pool_idx, :4] = 0
+    serving.step(req)
+    written = list(tmp_path.iterdir())
+    assert len(written) == 3
+    assert all(b"horse" not in path.read_bytes() for path in written)
+    assert "KV guard: on, mode abort, rank 0, group 0" in caplog.text
+    assert "horse" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("document", "message"),
     [
@@ -129,6 +157,8 @@ def test_settings(tmp_path, monkeypatch):
         ({"mode": "log", "ring_lines": 0}, "ring_lines is 0; give a whole number above 0"),
         ({"mode": "log", "most_mib": 1.5}, "most_mib is 1.5"),
         ({"mode": "log", "model": ""}, "model is ''"),
+        ({"mode": "log", "secret": "short"}, "secret is no text, or too short a one"),
+        ({"mode": "log", "secret": 12345678901234567}, "secret is no text"),
         ({"mode": "log", "incidents": 3}, "incidents is 3"),
         ({"mode": "log", "incidents": "not/there/i.jsonl"}, "not/there/i.jsonl': no file can be written there"),
         ({"mode": "log", "metrics": "/"}, "metrics is '/': no file can be written there"),

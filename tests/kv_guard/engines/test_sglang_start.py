@@ -184,6 +184,13 @@ def test_a_pool_that_is_in_use(engine, serve, monkeypatch, how):
         serve(disaggregation_mode=how)
 
 
+@pytest.mark.parametrize("how", ["prefill", "decode"])
+def test_servers_of_a_transfer_need_a_secret(engine, serve, how):
+    """Each would key its owners with one of its own, and every transfer would be another's."""
+    with pytest.raises(KvGuardError, match=r"server without a `secret`.*put the same into the settings file of both"):
+        serve(disaggregation_mode=how, settings={"secret": None})
+
+
 @pytest.mark.parametrize("how", ["null", "decode"])
 def test_rows_that_are_in_use(engine, serve, monkeypatch, how):
     started_with(monkeypatch, lambda serving: serving.rows.alloc([serving.submit("early", PROMPT)]))

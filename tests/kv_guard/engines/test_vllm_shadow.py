@@ -17,7 +17,7 @@ IDENTITY = PoolIdentity(model="tiny", layout="pages of 4")
 
 
 def shadow_of(num_rows=4):
-    return Shadow(chains=[Chains(IDENTITY.key())], num_rows=num_rows, marks_cached=True)
+    return Shadow(chains=[Chains(IDENTITY.key(b""))], num_rows=num_rows, marks_cached=True)
 
 
 def begin(shadow, request, pages, hashes=()):
@@ -40,7 +40,7 @@ def test_a_tracker_grants_under_generations_of_another_process():
 
 
 def test_an_engines_hash_is_keyed_and_no_other_digest():
-    chains, other = Chains(IDENTITY.key()), Chains(PoolIdentity(model="else", layout="pages of 4").key())
+    chains, other = Chains(IDENTITY.key(b"")), Chains(PoolIdentity(model="else", layout="pages of 4").key(b""))
     digests = {chains.of_hash(b"h" * 32), other.of_hash(b"h" * 32), chains.start(b"h" * 32), chains.of_hash(b"h")}
     assert len(digests) == 4
 

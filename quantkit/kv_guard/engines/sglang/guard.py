@@ -20,6 +20,7 @@ from quantkit.kv_guard.engines.sglang.supported import (
     check_class,
     check_model,
     check_options,
+    check_secret,
     check_transfers,
     check_unused,
 )
@@ -102,6 +103,7 @@ class Guard:
             check_class(runner.token_to_kv_pool_allocator, ALLOCATORS, "allocator")
             check_class(runner.req_to_token_pool, ROW_POOLS, "pool of rows")
             check_transfers(runner)
+            check_secret(runner, self.settings.secret)
             self._make_pool(runner)
         self.group = importlib.import_module(ROOT + "layers.dp_attention").get_dp_tp_group().cpu_group
 
@@ -159,6 +161,7 @@ class Guard:
             mode=self.settings.mode,
             ring_lines=self.settings.ring_lines,
             incidents=path_of(self.settings.incidents, runner.gpu_id),
+            secret=self.settings.secret_bytes,
         )
         self._pool = GuardedPool(settings, allocator, row_pool, receives=self._mode() == "decode")
         self._evidence = Evidence(self._pool.tracker, self.settings, _log, (runner.gpu_id, 0))

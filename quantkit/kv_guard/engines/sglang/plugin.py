@@ -10,8 +10,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from quantkit.errors import install_remedy
-
 if TYPE_CHECKING:
     from quantkit.kv_guard.engines.settings import PluginSettings
     from quantkit.kv_guard.engines.sglang.guard import Guard
@@ -23,10 +21,7 @@ def load() -> None:
     """Register the hooks, as `QUANTKIT_KV_GUARD` says. Where it is not set nothing is imported."""
     if "QUANTKIT_KV_GUARD" not in os.environ:
         return
-    try:
-        _load(os.environ)
-    except ImportError as error:
-        raise SystemExit(f"the KV guard cannot be loaded: {error}; {install_remedy('kv-guard')}") from error
+    _load(os.environ)
 
 
 def _load(environment: Mapping[str, str]) -> None:

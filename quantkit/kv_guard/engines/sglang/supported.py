@@ -79,6 +79,15 @@ def check_transfers(runner: Any) -> None:
         raise KvGuardError("transfers within NVLink", remedy="unset SGLANG_MOONCAKE_CUSTOM_MEM_POOL, or the guard")
 
 
+def check_secret(runner: Any, secret: str | None) -> None:
+    """Raises KvGuardError where owners go to another server, or come from one, and each would have a key of its own."""
+    if runner.server_args.disaggregation_mode != "null" and secret is None:
+        raise KvGuardError(
+            "a prefill or decode server without a `secret`, under which both know each other's owners",
+            remedy="put the same into the settings file of both; `openssl rand -hex 32` prints one",
+        )
+
+
 def _check_option(options: Any, name: str, covered: Sequence[object]) -> None:
     given = getattr(options, name)
     if given not in covered:

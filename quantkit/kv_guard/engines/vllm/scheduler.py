@@ -41,7 +41,7 @@ class SchedulerGuard:
         groups = groups_of(scheduler.vllm_config, scheduler.kv_cache_config, settings.model)
         _check_fresh(scheduler)
         self.shadow = Shadow(
-            chains=[Chains(group.identity.key()) for group in groups],
+            chains=[Chains(group.identity.key(settings.secret_bytes)) for group in groups],
             num_rows=num_rows(scheduler.vllm_config),
             # a transfer may leave the last token of a cached page to be computed again
             marks_cached=scheduler.connector is None,

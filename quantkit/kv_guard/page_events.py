@@ -80,7 +80,8 @@ def free_all(tags: PageTags, first_generation: int) -> None:
 def check_untouched(arrays: PageArrays, pages: Tensor, event: Event, indices: Tensor | int) -> None:
     """No transfer writes to pages that are handed out now.
 
-    One may be that was announced for a former holder; one is whose tag has landed since the release.
+    One is touched if a transfer that was announced for a former holder may still write there, or if a tag has landed
+    since its release.
     """
     tags = arrays.tags
     found, records = twins.found_words(tags, pages), read(tags.records_P3, pages, 0)

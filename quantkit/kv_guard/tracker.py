@@ -167,7 +167,7 @@ class Tracker(Protocol):
 
         Those to which nothing has come are their row's as before the announcement, which may compute them itself.
 
-        Told too late it ends what a release before it began: that every later holder of the pages is a violation.
+        Told only after the pages were released it still ends that every later holder of them is a violation.
         """
 
     def reserve(self, pages: "Tensor") -> None:
@@ -182,10 +182,10 @@ class Tracker(Protocol):
     def land(self, pages: "Tensor", tags: "Tensor") -> None:
         """What a transfer does that brings tags along with the pages: it overwrites those that lie there.
 
-        Twice, before the content and behind it, of which the same comes twice. By the first no step reads content of a
-        late transfer without finding its tag. By the second content is found that came behind a release, and whatever
-        the page was granted for since, though the first tag had landed before it. Whoever says that a transfer has
-        arrived waits for the second: what lands behind `arrive` fails the next check.
+        Tags are written twice, before and after the content. The first makes sure that nobody reads late content
+        without finding its tag. The second marks content that arrives after a release, even where the page was granted
+        again in between. Whoever says that a transfer has arrived has waited for the second: one that lands after
+        `arrive` fails the next check. An engine that cannot order the two sends one.
         """
 
     def sent(self, pages: "Tensor", held: Held) -> None:
@@ -234,7 +234,7 @@ class Tracker(Protocol):
     def verdict(self, step: int) -> Verdict:
         """Of a step whose result is at hand, before its tokens are released.
 
-        Requests that only a verdict named which nobody asked for are in the next one, of whatever step.
+        Where the verdict of an earlier step was never asked for, the requests that it named are added to the next one.
         """
 
     def settle(self) -> Verdict:
@@ -267,10 +267,10 @@ def aborted_requests(
     violations: Sequence["Violation"], mode: Mode, *, lost: int, requests: Iterable[str]
 ) -> tuple[str, ...]:
     """Each once, in the order of their lines; all ``requests`` where a line was lost, or a step reads a row that is
-    nobody's: it may be any's."""
+    nobody's: its tokens may be any's."""
     if mode is not Mode.ABORT:
         return ()
     named = [one.request for one in violations if one.request is not None]
     nobodys = [one for one in violations if one.request is None and one.row is not None]
-    is_anybodys = lost or any(one.check in READ_CHECKS for one in nobodys)  # who reads what is written is named
+    is_anybodys = lost or any(one.check in READ_CHECKS for one in nobodys)  # padding may write: its victim is named
     return tuple(dict.fromkeys(named + (list(requests) if is_anybodys else [])))

@@ -59,8 +59,8 @@ are sent; tests/kv_guard/engines/test_sglang_kinds.py has the tests of each row.
 | fork | not: beams are refused |
 
 In mode abort a request that is found wrong is finished without the token of that step (aborts.py), its row is mended
-before it is given back, and nothing of it enters the cache; the others go on. A violation without a name, and one
-that the ring had no room for, ends the whole batch.
+before it is given back, and nothing of it enters the cache; the others go on. A step that reads or
+writes for a row which is nobody's, and a violation that the ring had no room for, end all requests of the batch.
 
 **Ranks.** Each rank of tensor parallelism has tags of its own and may see a fault alone. In mode abort the ranks that
 run one batch (`get_dp_tp_group`) reduce a flag a request by its maximum, on the CPU, before its tokens are processed:

@@ -22,10 +22,8 @@ from quantkit.kv_guard.engines.sglang.events import wait_for
 from quantkit.kv_guard.engines.sglang.guard import Guard
 from quantkit.kv_guard.engines.sglang.targets import ROOT
 from quantkit.kv_guard.tracker import Mode, Verdict
-from quantkit.kv_guard.violations import Violation
 
 _REASON = "A page of the KV cache was not what this request was granted; its output was withheld."
-_OF_A_ROW = ("before_step", "after_step", "write")
 
 
 class Aborts:
@@ -35,14 +33,15 @@ class Aborts:
         self._guard = guard
 
     def judge(self, verdict: Verdict, batch: Any) -> None:
-        """Who is named is condemned; where a name is missing, or a violation was lost, the whole batch is.
+        """Condemn whom the verdict ends, and the batch where a token is stored for a row that is nobody's.
 
-        Whose page another wrote to is named by the checks of whoever reads it: the page was spoiled with the write.
+        The tracker takes that for padding, of which there is none yet where a batch is checked here (steps.py): it is a
+        request's of the batch, and nobody can say whose.
         """
         if self._guard.settings.mode is not Mode.ABORT:
             return
         self._guard.condemned.update(verdict.aborted)
-        if verdict.lost or any(_is_nameless(violation) for violation in verdict.violations):
+        if any(one.request is None and one.check == "write" for one in verdict.violations):
             self._guard.condemned.update(req.rid for req in batch.reqs)
 
     def end(self, scheduler: Any, batch: Any) -> None:
@@ -110,7 +109,3 @@ def agreed(flags: Sequence[bool], group: Any) -> list[bool]:
     said = torch.tensor(flags, dtype=torch.int32)
     torch.distributed.all_reduce(said, op=torch.distributed.ReduceOp.MAX, group=group)
     return [bool(flag) for flag in said.tolist()]
-
-
-def _is_nameless(violation: Violation) -> bool:
-    return violation.request is None and violation.check in _OF_A_ROW

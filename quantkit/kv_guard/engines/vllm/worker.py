@@ -284,7 +284,7 @@ def _report_of(verdict: Verdict, group: int) -> Report:
 
 
 def _spoiled(violations: Sequence[Violation], group: int) -> Iterator[Spoiled]:
-    """Of whom a page was that was written to, says its record; of whom one is that is read, whoever was granted it."""
+    """For a write the generation of the page's record, whose holder was harmed; for a read what was expected."""
     for violation in violations:
         evidence = violation.evidence
         was = evidence.found if violation.check == "write" else evidence.expected

@@ -60,8 +60,8 @@ def set_states(tags: PageTags, pages: Tensor, *, of: State, to: State) -> None:
 
 
 def share_pages(tags: PageTags, pages: Tensor, which_N: Tensor) -> None:
-    """Written no more from here on; one that is free, or that a transfer may still write, stays what it is."""
-    put(tags.states_P, pages, State.SHARED, which_N & (_states(tags, pages) == State.HELD))
+    """Those that are held are written no more from here on; what else lies there stays what it is, a transfer's too."""
+    put(tags.states_P, pages, State.SHARED, which_N)
 
 
 def is_shared(tags: PageTags, pages: Tensor) -> Tensor:

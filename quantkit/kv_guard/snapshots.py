@@ -56,7 +56,11 @@ class Spans:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
     """The requests of rows: what a step reads belongs to those that had them when it was launched, an event to those
-    that have them now."""
+    that have them at the end of the step.
+
+    An event of a row that was closed and opened for another request since the step before is that one's by name: a line
+    says which row it speaks of, not which of its requests. The former has ended by then.
+    """
 
     launched: Mapping[int, str]
     now: Mapping[int, str]

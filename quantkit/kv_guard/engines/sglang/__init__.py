@@ -51,7 +51,7 @@ are sent; tests/kv_guard/engines/test_sglang_kinds.py has the tests of each row.
 | freed by retraction, or in chunks (8) | before the step |
 | retracted with another's page (8) | as it leaves; its request is ended when it comes back |
 | cancelled speculation (9) | before the step |
-| off by one (10) | before the step, by whole pages; a row that is shifted within them is not |
+| off by one (10) | before the step, by pages and within one: its first token must be in its first slot |
 | padding, or a token beside its place (11) | before the step; who reads that page is ended, too |
 | torn tag (13) | behind the step |
 | torn or flipped content (13) | not: nothing of it is looked at |

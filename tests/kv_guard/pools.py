@@ -20,6 +20,7 @@ class Pool:
 
     def __init__(self, *, mode=Mode.ABORT, num_pages=16, null_page=-1, **settings):
         size = PoolSize(num_pages=num_pages, page_size=PAGE_SIZE, num_rows=4, most_pages=4, null_page=null_page)
+        settings = {"secret": b"of two sides"} | settings
         self.tracker = PageTagTracker(GuardSettings(identity=IDENTITY, size=size, mode=mode, **settings))
         self.table = torch.zeros(4, 4, dtype=torch.int32)
         self.lengths = [0] * 4

@@ -261,8 +261,8 @@ def test_keys_bind_each_part():
 
 def test_owners_cannot_be_guessed_from_what_is_written():
     """Model, layout and pool stand in incidents; with them alone a prompt that is guessed is not confirmed."""
-    pools = [Pool(), Pool(), Pool(secret=b"of two servers"), Pool(secret=b"of two servers")]
+    pools = [Pool(secret=None), Pool(secret=None), Pool(), Pool()]
     owners = [int(pool.owners(range(4), "r")[0]) for pool in pools]
     assert owners[2] == owners[3]
     assert len(set(owners)) == 3
-    assert "of two servers" not in repr(pools[2].tracker.settings)
+    assert "of two sides" not in repr(pools[2].tracker.settings)

@@ -18,7 +18,7 @@ class Content(StrEnum):
     CRC32C = "crc32c"
 
 
-_group = typer.Typer(help="Tags of KV pages: try them, look at a dumped pool, explain what was found.")
+_group = typer.Typer(help="Try the guard of paged KV caches; read what it found.")
 
 
 def register(app: typer.Typer) -> None:
@@ -30,12 +30,16 @@ def register(app: typer.Typer) -> None:
 def selftest(
     checks: Annotated[int, typer.Option(min=1, metavar="N", help="Pages to check without a fault.")] = 100_000,
     faults: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Faults of each kind to inject alone, and as many beside others.")
+        int, typer.Option(min=1, metavar="N", help="Faults of each kind to inject alone, at least, and beside others.")
     ] = 6,
     content: Annotated[
         Content, typer.Option(help="Checksum of a page where it is copied; with it, faults of the content, too.")
     ] = Content.OFF,
     seed: Annotated[int, typer.Option(min=0, help="One seed gives one result.")] = 0,
+    keep: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Also write incidents, a dump and metrics of a small faulty pool."),
+    ] = None,
     as_json: opt.JsonOption = False,
     quiet: opt.QuietOption = False,
 ) -> None:
@@ -53,8 +57,11 @@ def selftest(
     from quantkit.cli import render
     from quantkit.cli.show_kv_guard import show_selftest
     from quantkit.kv_guard.simulation.run import SelfTestPlan, self_test
+    from quantkit.kv_guard.simulation.sample import write_samples
     from quantkit.threads import Stage
 
+    if keep is not None:
+        write_samples(keep)
     plan = SelfTestPlan(seed=seed, checks=checks, single=faults, combined=faults, content=content is Content.CRC32C)
     with render.progress(is_quiet=quiet) as progress:
         report = self_test(

@@ -47,8 +47,8 @@ def show_dump(path: Path, dump: "Dump", report: "DumpReport", *, as_json: bool) 
         render.show_notes("warning", [f"{told}: pages {_listed(report.spoiled)}"])
     if report.stray:
         render.show_notes("note", [f"held, and expected by no row: pages {_listed(report.stray)}"])
-    wrong = len(report.violations)
-    render.show_line("sound" if report.is_sound else f"not sound: {wrong} pages of requests, {len(report.torn)} tags")
+    counts = f"pages of requests that are wrong: {len(report.violations)}, torn tags: {len(report.torn)}"
+    render.show_line("sound" if report.is_sound else f"not sound: {counts}")
 
 
 def show_incidents(path: Path, incidents: Sequence[dict[str, Any]], *, as_json: bool) -> None:
@@ -67,7 +67,11 @@ def show_incidents(path: Path, incidents: Sequence[dict[str, Any]], *, as_json: 
         return
     for one in explained:
         render.show_line(one["explanation"])
-    render.show_table("faults", ["fault", "times"], [[fault, str(times)] for fault, times in faults.most_common()])
+    render.show_table("faults", ["fault", "lines"], [[fault, str(times)] for fault, times in faults.most_common()])
+    # the checks before and after a step each write a line of what both find
+    found = {(one["step"], one["fault"], one["request"], one["page"], one["index"]) for one in incidents}
+    requests = {one["request"] for one in incidents} - {None}
+    render.show_line(f"lines: {len(incidents)}; faults: {len(found)}; requests that are named: {len(requests)}")
 
 
 def show_selftest(report: "SelfTestReport", *, content: str, as_json: bool) -> None:
@@ -84,18 +88,18 @@ def show_selftest(report: "SelfTestReport", *, content: str, as_json: bool) -> N
     rows = []
     for count in report.kinds:
         figures = [str(number) for number in (count.injected, count.caught, count.missed)]
-        rows.append([count.kind, count.name, *figures, count.seen_first])
-    render.show_table("faults", ["kind", "what happens", "injected", "caught", "missed", "seen first"], rows)
+        rows.append([count.name, *figures, count.seen_first])
+    render.show_table("faults", ["what happens", "injected", "caught", "missed", "seen first"], rows)
     render.show_line(
         f"{report.checks:,} page checks in {report.steps:,} steps, {report.clean_checks:,} without a fault"
     )
     wrong = [*report.false_positives, *report.leaks]
     render.show_notes("warning", [*wrong[:_MOST_ROWS], *_beyond(len(wrong))])
     missed = sum(count.missed for count in report.kinds)
-    if silent := [count.kind for count in report.kinds if not count.injected]:
-        render.show_notes("warning", [f"kinds that did not happen: {', '.join(silent)}; give more --faults"])
+    if silent := [count.name for count in report.kinds if not count.injected]:
+        render.show_notes("warning", [f"did not happen: {'; '.join(silent)}; give more --faults"])
     positives = f"{len(report.false_positives)} false positives"
-    render.show_line(f"{'passes' if report.is_good else 'does not pass'}: {missed} missed, {positives}")
+    render.show_line(f"{'PASSED' if report.is_good else 'FAILED'}: {missed} missed, {positives}")
 
 
 def _listed(pages: Sequence[int]) -> str:

@@ -1,5 +1,6 @@
 """A pool's tags, expectations and page table in one safetensors file, to be looked at later and elsewhere."""
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -105,8 +106,19 @@ def write_dump(path: Path, dump: Dump) -> None:
         "by_token": step.by_token,
         "names": {str(row): name for row, name in dump.names.items()},
     }
-    metadata = {"format": FORMAT, "version": str(TAG_VERSION), "pool": json.dumps(document, sort_keys=True)}
-    save_file({name: one.cpu().contiguous() for name, one in tensors.items()}, path, metadata=metadata)
+    pool = json.dumps(document, sort_keys=True)
+    tensors = {name: one.cpu().contiguous() for name, one in tensors.items()}
+    metadata = {"format": FORMAT, "version": str(TAG_VERSION), "pool": pool, "sha256": _digest(pool, tensors)}
+    save_file(tensors, path, metadata=metadata)
+
+
+def _digest(pool: str, tensors: Mapping[str, Tensor]) -> str:
+    """Of all that a dump says: a bit that turned over in the file must not speak for or against a pool."""
+    digest = hashlib.sha256(pool.encode())
+    for name, one in sorted(tensors.items()):
+        digest.update(f"{name} {one.dtype} {tuple(one.shape)}".encode())
+        digest.update(one.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def read_dump(path: Path) -> Dump:
@@ -132,7 +144,10 @@ def read_dump(path: Path) -> Dump:
         identity = PoolIdentity(**document["identity"])
         size = PoolSize(**document["size"])
         names = {int(row): str(name) for row, name in document["names"].items()}
-        return _checked_dump(tensors, identity, size, names, bool(document["by_token"]))
+        dump = _checked_dump(tensors, identity, size, names, bool(document["by_token"]))
+        if metadata["sha256"] != _digest(metadata["pool"], tensors):
+            raise SourceError("is damaged: its checksum is another", remedy="dump the pool again")
+        return dump
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise SourceError(
             f"a part of it is missing or is another: {first_line(error)}", remedy="dump the pool again", file=path

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import SourceError, first_line
-from quantkit.kv_guard.faults import MEANING, Fault
+from quantkit.kv_guard.faults import MEANING, MOMENTS, Fault, spelled
 from quantkit.kv_guard.identity import TAG_VERSION, PoolIdentity
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def read_incidents(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"cannot be read: {first_line(error)}", remedy="name an incident file", file=path) from error
+        remedy = "name an incident file; a guard that has found nothing has written none"
+        raise SourceError(f"cannot be read: {first_line(error)}", remedy=remedy, file=path) from error
     incidents = [_incident(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
     if not incidents:
         raise SourceError("holds no incident", remedy="name the file that the guard wrote", file=path)
@@ -49,15 +50,16 @@ def read_incidents(path: Path) -> list[dict[str, Any]]:
 
 
 def explanation(incident: dict[str, Any]) -> str:
-    """One sentence: who, where, what was expected, what was there."""
+    """One sentence: when, who, where, what was expected, what was there."""
     expected, found = incident["expected"], incident["found"]
-    # a line for each incident, whatever a request is called
-    who = f"request {' '.join(incident['request'].split())}" if incident["request"] is not None else "no request"
+    who = "no request" if incident["request"] is None else f"request {spelled(incident['request'])}"
+    when = MOMENTS[incident["check"]]
     place = "" if incident["index"] is None else f" logical page {incident['index']},"
     wanted = "nothing" if expected is None else f"generation {expected['generation']} of owner {expected['owner']}"
     was = "free" if found["index"] is None else f"logical page {found['index']} of owner {found['owner']}"
     return (
-        f"step {incident['step']}, {who},{place} page {incident['page']}: {MEANING[Fault(incident['fault'])]}; "
+        f"{incident['time']}, step {incident['step']}, {when}: {who},{place} page {incident['page']}: "
+        f"{MEANING[Fault(incident['fault'])]}; "
         f"expected {wanted}, found generation {found['generation']}, {was}"
     )
 
@@ -100,6 +102,8 @@ def _is_incident(incident: Any) -> bool:
         and type(incident["version"]) is int
         and type(incident["page"]) is int
         and type(incident["fault"]) is str
+        and type(incident["time"]) is str
+        and incident["check"] in MOMENTS
         and isinstance(incident["request"], str | None)
         and (incident["index"] is None or type(incident["index"]) is int)
         and all(isinstance(tag, dict) and tag.keys() >= {"generation", "owner", "index"} for tag in tags)

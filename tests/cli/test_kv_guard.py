@@ -53,10 +53,39 @@ def test_the_self_test_counts_what_it_injected(content):
 def test_the_self_test_says_when_each_kind_is_seen():
     result = run("kv-guard", "selftest", *QUICK, "--seed", "7", "-q")
     assert (result.returncode, result.stderr) == (0, "")
-    rows = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
-    assert "at the release" in rows["6"]
-    assert "at the source of a copy" in rows["14"]
-    assert result.stdout.rstrip().endswith("passes: 0 missed, 0 false positives")
+    (twice,) = (line for line in result.stdout.splitlines() if "a page is released twice" in line)
+    (host,) = (line for line in result.stdout.splitlines() if "the host's page is reused" in line)
+    assert "at the release" in twice
+    assert "at the source of a copy" in host
+    assert result.stdout.rstrip().endswith("PASSED: 0 missed, 0 false positives")
+
+
+def test_samples_are_explained_and_inspected(tmp_path):
+    """What a user without a server can try; what is there is not written over."""
+    folder = tmp_path / "new" / "samples"
+    arguments = ("kv-guard", "selftest", "--checks", 1, "--faults", 1, "--keep", folder, "--json")
+    assert document(run(*arguments), "kv-guard")["status"] == "ok"
+    explained = run("kv-guard", "explain", folder / "incidents.jsonl")
+    assert explained.returncode == 0
+    assert "before the step: request alice, logical page 1, page 10: the page is another prefix's" in explained.stdout
+    assert explained.stdout.rstrip().endswith("lines: 4; faults: 2; requests that are named: 2")
+    inspected = document(run("kv-guard", "inspect", folder / "pool.safetensors", "--json"), "kv-guard")
+    named = [(one["request"], one["page"], one["fault"]) for one in inspected["violations"]]
+    assert named == [("alice", 10, "other_owner"), ("carol", 6, "freed")]
+    assert 'quantkit_kv_guard_violations_total{pool="target",fault="freed"} 2' in (folder / "kv.prom").read_text()
+    again = run(*arguments)
+    assert (again.returncode, json.loads(again.stdout)["error"]["file"]) == (2, str(folder / "incidents.jsonl"))
+
+
+def test_a_bit_that_turned_over_in_a_dump_is_damage(pool, tmp_path):
+    """Not a pool that is sound, nor one that is not."""
+    path = dumped(pool, tmp_path / "pool.safetensors")
+    whole = path.read_bytes()
+    for at in (len(whole) - 1, len(whole) // 2, whole.index(b"page_size") + 12):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        result = run("kv-guard", "inspect", path, "--json")
+        assert result.returncode == 3, result.stdout
+        assert json.loads(result.stdout)["error"]["file"] == str(path)
 
 
 @pytest.mark.parametrize("arguments", [("--checks", "0"), ("--faults", "0"), ("--content", "md5"), ("--seed", "-1")])
@@ -78,7 +107,10 @@ def test_a_sound_pool_and_one_that_is_not(pool, tmp_path):
     assert (result.returncode, made["status"]) == (4, "failed")
     assert [(one["fault"], one["request"], one["page"]) for one in made["violations"]] == [("freed", "alpha", 4)]
     text = run("kv-guard", "inspect", path)
-    assert (text.returncode, text.stdout.rstrip().splitlines()[-1]) == (4, "not sound: 1 pages of requests, 0 tags")
+    assert (text.returncode, text.stdout.rstrip().splitlines()[-1]) == (
+        4,
+        "not sound: pages of requests that are wrong: 1, torn tags: 0",
+    )
 
 
 def test_incidents_are_explained(pool, tmp_path):

@@ -1,25 +1,12 @@
 """What a self-test found, and when a check sees what."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from quantkit.kv_guard.faults import MOMENTS
 from quantkit.kv_guard.simulation.faults.kinds import KINDS
 from quantkit.kv_guard.simulation.judge import Injection
 from quantkit.kv_guard.tracker import STEP_CHECKS
-
-MOMENTS: Mapping[str, str] = {
-    "before_step": "before the step",
-    "after_step": "after the step",
-    "write": "on the write side",
-    "grant": "at the grant",
-    "release": "at the release",
-    "landing": "when a page was handed on",
-    "holder": "at the source of a copy",
-    "arrival": "at the arrival of a copy",
-    "content": "by the checksum at arrival",
-}
-"""When a check speaks. All of them are read with the step's result, before its tokens are released."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -45,9 +45,21 @@ def test_no_token_is_written_down(incidents):
 
 
 def test_a_sentence_says_it(incidents):
-    text = explanation(read_incidents(incidents)[0])
-    assert text.startswith("step 1, request alpha, logical page 1, page 4: the page was released while the row still")
+    incident = read_incidents(incidents)[0]
+    text = explanation(incident)
+    where = ", step 1, before the step: request alpha, logical page 1, page 4: the page was released while the row"
+    assert text.startswith(incident["time"] + where)
     assert text.endswith("found generation 000000000000001a, free")
+
+
+def test_a_client_forges_no_line():
+    """What a request is called comes from outside, and goes to the engine's log and to a terminal."""
+    pool = Pool()
+    pool.begin(0, range(4), [3], request="al\nKV guard: \x1b[2Jall is well é")
+    pool.tracker.release(numbers(3))
+    violation = pool.run(0).violations[0]
+    assert violation.text.startswith(r"request al\nKV guard: \x1b[2Jall is well é, physical page 3")
+    assert violation.document()["request"] == "al\nKV guard: \x1b[2Jall is well é"
 
 
 @pytest.mark.parametrize(

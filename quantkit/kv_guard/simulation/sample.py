@@ -1,5 +1,7 @@
-"""Files as a guarded server leaves them, of a small pool with two faults: whoever has no server yet can try `explain` and
-`inspect` on them."""
+"""Files as a guarded server leaves them, of a small pool with two faults.
+
+Whoever has no server yet can try `explain` and `inspect` on them.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Crc32c of a page's bytes over all layers, for cold paths: offload, load-back, transfer.
+"""Crc32c of a page's bytes over all layers, for cold paths: offload, load-back, transfer. The simulation sums; of the
+plugins neither does.
 
 A tag says whose page it is and nothing of its content: a transfer that was torn, or a bit that turned over, shows in a
 sum that was taken before and again behind. On a CPU google-crc32c computes it where it is installed, hundreds of

@@ -32,19 +32,19 @@ from quantkit.kv_guard.tracker import Held, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Subject:
     """Of whom a violation speaks: rows [N], or -1 where a node of a cache is the holder; and in which step."""
 
     rows: Tensor | int
     step: int
 
 
-def check_holder(arrays: PageArrays, pages: Tensor, held: Held, event: Event) -> Tensor:
+def check_holder(arrays: PageArrays, pages: Tensor, held: Held, subject: Subject) -> Tensor:
     """Whoever passes pages on must hold them: what lies there is what was granted. Bool [N]: it is so."""
     seals = twins.seal_of(held.generations, held.owners, held.indices)
     found = twins.found_words(arrays.tags, pages)
     is_other = (found[Word.FOUND_SEAL] != seals) | (_states(arrays.tags, pages) == State.FREE)
-    words = _holder_words(held, seals, event) | found
+    words = _holder_words(held, seals, subject) | found
     twins.append_lines(arrays.ring, is_other, words | {Word.CHECK: Check.HOLDER})
     return ~is_other
 
@@ -77,7 +77,7 @@ def free_all(tags: PageTags, first_generation: int) -> None:
     twins.put_tags(tags, pages, torch.stack((granted, torch.zeros_like(granted), granted * 0 + FREE_INDEX), 1))
 
 
-def check_untouched(arrays: PageArrays, pages: Tensor, event: Event, indices: Tensor | int) -> None:
+def check_untouched(arrays: PageArrays, pages: Tensor, subject: Subject, indices: Tensor | int) -> None:
     """No transfer writes to pages that are handed out now.
 
     One is touched if a transfer that was announced for a former holder may still write there, or if a tag has landed
@@ -90,15 +90,15 @@ def check_untouched(arrays: PageArrays, pages: Tensor, event: Event, indices: Te
     is_spoiled = found[Word.FOUND_SEAL] == SPOILED  # a token was stored there, and is written over
     is_touched = (_states(tags, pages) == State.FREE) & ~is_spoiled & ~(is_free & is_own)
     is_touched |= read(arrays.dirty_P, pages, False)
-    words = {Word.STEP: event.step, Word.CHECK: Check.LANDING, Word.ROW: event.rows, Word.INDEX: indices}
+    words = {Word.STEP: subject.step, Word.CHECK: Check.LANDING, Word.ROW: subject.rows, Word.INDEX: indices}
     twins.append_lines(arrays.ring, is_touched, words | found)
     put(arrays.touched_P, pages, is_touched)
 
 
-def check_over(arrays: PageArrays, pages: Tensor, event: Event) -> None:
+def check_over(arrays: PageArrays, pages: Tensor, subject: Subject) -> None:
     """No transfer may write to pages that are released; where one may, nobody can trust them until it is drained."""
     is_awaiting = _states(arrays.tags, pages) == State.AWAITING
-    words = {Word.STEP: event.step, Word.CHECK: Check.LANDING, Word.ROW: event.rows}
+    words = {Word.STEP: subject.step, Word.CHECK: Check.LANDING, Word.ROW: subject.rows}
     twins.append_lines(arrays.ring, is_awaiting, words | twins.found_words(arrays.tags, pages))
     put(arrays.dirty_P, pages, True, is_awaiting)
 
@@ -126,14 +126,14 @@ def drain(arrays: PageArrays, pages: Tensor) -> None:
     put(arrays.dirty_P, pages, False)
 
 
-def reserve_pages(arrays: PageArrays, pages: Tensor, event: Event) -> None:
+def reserve_pages(arrays: PageArrays, pages: Tensor, subject: Subject) -> None:
     """Free pages are taken for no row; one that is held is a violation. Their tags are those that will land.
 
     Who held one reads nothing there any more, as it will be overwritten.
     """
-    check_untouched(arrays, pages, event, 0)
+    check_untouched(arrays, pages, subject, 0)
     is_held = _states(arrays.tags, pages) != State.FREE
-    words = {Word.STEP: event.step, Word.CHECK: Check.GRANT, Word.ROW: event.rows}
+    words = {Word.STEP: subject.step, Word.CHECK: Check.GRANT, Word.ROW: subject.rows}
     twins.append_lines(arrays.ring, is_held, words | twins.found_words(arrays.tags, pages))
     put(arrays.tags.states_P, pages, State.AWAITING)
     put(arrays.tags.seals_P, pages, twins.mark_of(pages) ^ UNARRIVED)
@@ -192,7 +192,7 @@ def read_again(captured: Captured, step: Step, size: PoolSize) -> None:
         seals.copy_(torch.where(is_read & (entries % size.page_size != 0), SHIFTED, seals))
 
 
-def accept_arrived(arrays: PageArrays, pages: Tensor, held: Held, checksums: Tensor | None, event: Event) -> None:
+def accept_arrived(arrays: PageArrays, pages: Tensor, held: Held, checksums: Tensor | None, subject: Subject) -> None:
     """Owner and index of what landed are those of the pages that were granted for it; generations are local.
 
     A whole tag bears the mark of some page. One that is exactly what was granted here, or was announced, has not been
@@ -209,7 +209,7 @@ def accept_arrived(arrays: PageArrays, pages: Tensor, held: Held, checksums: Ten
     is_held = _states(tags, pages) > State.FREE
     is_other = (found[Word.FOUND_SEAL] != seals) & (found[Word.FOUND_SEAL] != UNARRIVED)
     has_come = is_held & is_whole & is_same & is_other
-    words = _holder_words(held, seals, event) | found
+    words = _holder_words(held, seals, subject) | found
     twins.append_lines(arrays.ring, ~has_come, words | {Word.CHECK: Check.ARRIVAL})
     sent = (records[:, 2] >> 32) & PLACE_MASK
     is_right = has_come if checksums is None else has_come & (sent == checksums.long())
@@ -247,10 +247,10 @@ def own_pages(arrays: PageArrays, row: int, first: int, pages: Tensor) -> Tensor
     return torch.where(is_granted & is_inside & (unmarked[named] == seals), pages, elsewhere)
 
 
-def _holder_words(held: Held, seals: Tensor, event: Event) -> dict[Word, Tensor | int]:
+def _holder_words(held: Held, seals: Tensor, subject: Subject) -> dict[Word, Tensor | int]:
     return {
-        Word.STEP: event.step,
-        Word.ROW: event.rows,
+        Word.STEP: subject.step,
+        Word.ROW: subject.rows,
         Word.INDEX: held.indices,
         Word.EXPECTED_SEAL: seals,
         Word.EXPECTED_GENERATION: held.generations,

@@ -22,7 +22,7 @@ from quantkit.kv_guard.dispatch import (
 )
 from quantkit.kv_guard.identity import Chains
 from quantkit.kv_guard.page_arrays import new_arrays
-from quantkit.kv_guard.page_events import Event
+from quantkit.kv_guard.page_events import Subject
 from quantkit.kv_guard.settings import GuardSettings
 from quantkit.kv_guard.tracker import Held, KvGuardError, Mode, NullTracker, Step, Tracker, Verdict
 from quantkit.kv_guard.verdicts import Verdicts
@@ -74,7 +74,7 @@ class PageTagTracker:
     ) -> None:
         drawn = self._next_generations(len(pages)) if first_generation is None else first_generation
         if self._has_transfers:
-            page_events.check_untouched(self._arrays, pages, self._event(rows), indices)
+            page_events.check_untouched(self._arrays, pages, self._subject(rows), indices)
         self._ops.grant_pages(
             self.tags,
             self.expectations,
@@ -91,14 +91,14 @@ class PageTagTracker:
 
     def release(self, pages: Tensor) -> None:
         if self._has_transfers:
-            page_events.check_over(self._arrays, pages, self._event(-1))
+            page_events.check_over(self._arrays, pages, self._subject(-1))
         self._ops.release_pages(
             self.tags, self._ring, pages, first_generation=self._next_generations(len(pages)), step=self._verdicts.step
         )
 
     def cache(self, pages: Tensor, rows: Tensor, indices: Tensor) -> Held:
         held = page_events.held_by(self.expectations, rows, indices)
-        is_held = page_events.check_holder(self._arrays, pages, held, self._event(rows))
+        is_held = page_events.check_holder(self._arrays, pages, held, self._subject(rows))
         page_events.share_pages(self.tags, pages, is_held)
         return held
 
@@ -107,7 +107,7 @@ class PageTagTracker:
 
     def move(self, sources: Tensor, targets: Tensor, rows: Tensor, indices: Tensor) -> None:
         held = page_events.held_by(self.expectations, rows, indices)
-        page_events.check_holder(self._arrays, sources, held, self._event(rows))
+        page_events.check_holder(self._arrays, sources, held, self._subject(rows))
         is_shared = page_events.is_shared(self.tags, sources)
         self.grant(targets, rows, indices, held.owners)
         page_events.share_pages(self.tags, targets, is_shared)
@@ -117,13 +117,13 @@ class PageTagTracker:
         indices = torch.arange(len(pages), device=pages.device)
         held = page_events.held_by(self.expectations, torch.full_like(indices, row), indices)
         to_rows = torch.full_like(indices, to_row)
-        is_held = page_events.check_holder(self._arrays, pages, held, self._event(to_rows))
+        is_held = page_events.check_holder(self._arrays, pages, held, self._subject(to_rows))
         page_events.expect(self.expectations, to_rows, indices, held)
         page_events.share_pages(self.tags, pages, is_held)
 
     def copied(self, sources: Tensor, rows: Tensor, indices: Tensor, to_rows: Tensor) -> None:
         held = page_events.held_by(self.expectations, rows, indices)
-        page_events.check_holder(self._arrays, sources, held, self._event(to_rows))
+        page_events.check_holder(self._arrays, sources, held, self._subject(to_rows))
 
     def truncate(self, rows: Tensor, num_pages: Tensor) -> None:
         page_events.forget(self.expectations, rows, self._indices(rows) >= num_pages[:, None], UNGRANTED)
@@ -136,7 +136,7 @@ class PageTagTracker:
         self.expectations.seals_RL.fill_(NEVER)
         if self._has_transfers:
             every = torch.arange(self.tags.num_pages, device=self.tags.seals_P.device)
-            page_events.check_over(self._arrays, every, self._event(-1))
+            page_events.check_over(self._arrays, every, self._subject(-1))
         page_events.free_all(self.tags, self._next_generations(self.tags.num_pages))
 
     def announce(self, pages: Tensor) -> None:
@@ -148,7 +148,7 @@ class PageTagTracker:
 
     def reserve(self, pages: Tensor) -> None:
         self._has_transfers = True
-        page_events.reserve_pages(self._arrays, pages, self._event(-1))
+        page_events.reserve_pages(self._arrays, pages, self._subject(-1))
 
     def send(self, pages: Tensor, held: Held, checksums: Tensor | None = None) -> Tensor:
         self.sent(pages, held)
@@ -161,21 +161,21 @@ class PageTagTracker:
         page_events.land_tags(self.tags, pages, tags)
 
     def sent(self, pages: Tensor, held: Held) -> None:
-        page_events.check_holder(self._arrays, pages, held, self._event(-1))
+        page_events.check_holder(self._arrays, pages, held, self._subject(-1))
 
     def holds(self, pages: Tensor, rows: Tensor, indices: Tensor) -> Tensor:
         held = page_events.held_by(self.expectations, rows, indices)
-        return page_events.check_holder(self._arrays, pages, held, self._event(-1))
+        return page_events.check_holder(self._arrays, pages, held, self._subject(-1))
 
     def arrive(self, pages: Tensor, rows: Tensor, indices: Tensor, checksums: Tensor | None = None) -> None:
         held = page_events.held_by(self.expectations, rows, indices)
-        page_events.accept_arrived(self._arrays, pages, held, checksums, self._event(rows))
+        page_events.accept_arrived(self._arrays, pages, held, checksums, self._subject(rows))
         page_events.set_states(self.tags, pages, of=State.AWAITING, to=State.HELD)
 
     def store(self, pages: Tensor, held: Held, checksums: Tensor | None = None) -> Held:
         own = twins.generations(self._next_generations(len(pages)), len(pages), pages.device)
         kept = Held(generations=own, owners=held.owners.to(own.device), indices=held.indices.to(own.device))
-        page_events.accept_arrived(self._arrays, pages, kept, checksums, self._event(-1))
+        page_events.accept_arrived(self._arrays, pages, kept, checksums, self._subject(-1))
         page_events.set_states(self.tags, pages, of=State.AWAITING, to=State.SHARED)
         return kept
 
@@ -260,8 +260,8 @@ class PageTagTracker:
         assert self._launched is None, "a step is running"
         return self._verdicts.settle()
 
-    def _event(self, rows: Tensor | int) -> Event:
-        return Event(rows=rows, step=self._verdicts.step)
+    def _subject(self, rows: Tensor | int) -> Subject:
+        return Subject(rows=rows, step=self._verdicts.step)
 
     def _indices(self, beside: Tensor) -> Tensor:
         return torch.arange(self.settings.size.most_pages, device=beside.device)[None]

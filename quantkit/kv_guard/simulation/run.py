@@ -44,10 +44,10 @@ class SelfTestPlan:
         return {name: replace(shape, content=shape.content and self.content) for name, shape in shapes.items()}
 
 
-Report = Callable[[str, int, int], None]  # what goes on, what of it was just done, and all of it
+Progress = Callable[[str, int, int], None]  # what goes on, what of it was just done, and all of it
 
 
-def self_test(plan: SelfTestPlan, report: Report = lambda *_: None) -> SelfTestReport:
+def self_test(plan: SelfTestPlan, report: Progress = lambda *_: None) -> SelfTestReport:
     """What the guard makes of it all; the same for the same plan."""
     with one_thread(), torch.inference_mode():
         shapes = LARGE | {f"small, {name}": shape for name, shape in SMALL.items()}
@@ -78,7 +78,9 @@ def _reported(plan: SelfTestPlan, clean: Sequence[World], run: "FaultRun") -> Se
     )
 
 
-def clean_worlds(shapes: Mapping[str, WorldShape], plan: SelfTestPlan, report: Report = lambda *_: None) -> list[World]:
+def clean_worlds(
+    shapes: Mapping[str, WorldShape], plan: SelfTestPlan, report: Progress = lambda *_: None
+) -> list[World]:
     """Traffic without faults, the checks shared between the shapes."""
     worlds = []
     report("traffic without faults", 0, len(shapes))
@@ -106,7 +108,7 @@ class FaultRun:
         }
         self.injections: list[Injection] = []
 
-    def run(self, report: Report = lambda *_: None) -> None:
+    def run(self, report: Progress = lambda *_: None) -> None:
         """As many of each kind as the plan wants, in each of its worlds in turn."""
         report("faults alone", 0, len(self.counts))
         for kind, count in self.counts.items():

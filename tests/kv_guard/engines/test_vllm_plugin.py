@@ -10,7 +10,7 @@ import pytest
 
 from quantkit.kv_guard.engines.targets import original_of
 from quantkit.kv_guard.engines.vllm import plugin
-from quantkit.kv_guard.engines.vllm.events import EVENTS, Report, generation_after, signed
+from quantkit.kv_guard.engines.vllm.events import EVENTS, StepReport, generation_after, signed
 from quantkit.kv_guard.engines.vllm.gather import ReportGatherer
 from quantkit.kv_guard.tracker import KvGuardError
 from tests.kv_guard.engines.small_vllm import harness, runners, workers
@@ -185,7 +185,7 @@ def test_the_result_of_a_step_is_one_for_vllm(miniature):
     result = engine.runners[0].sample_tokens(None)
     assert isinstance(result, workers.AsyncModelRunnerOutput)
     assert result.get_kv_connector_output() is None
-    assert getattr(result.get_output(), EVENTS) == Report(num_violations=0)
+    assert getattr(result.get_output(), EVENTS) == StepReport(num_violations=0)
 
 
 def test_an_aggregator_of_connectors_is_asked_too():
@@ -197,7 +197,7 @@ def test_an_aggregator_of_connectors_is_asked_too():
 
     outputs = [SimpleNamespace(), SimpleNamespace()]
     for number, output in enumerate(outputs):
-        setattr(output, EVENTS, Report(num_violations=1, ended=(f"r{number}",)))
+        setattr(output, EVENTS, StepReport(num_violations=1, ended=(f"r{number}",)))
     gatherer = ReportGatherer(Inner())
     assert getattr(gatherer.aggregate(outputs, 1), EVENTS).ended == ("r0", "r1")
     assert gatherer.answered == 41

@@ -13,7 +13,7 @@ import torch
 
 from quantkit.kv_guard.engines.targets import check_targets
 from quantkit.kv_guard.engines.vllm import runners, targets
-from quantkit.kv_guard.engines.vllm.events import EVENTS, Report
+from quantkit.kv_guard.engines.vllm.events import EVENTS, StepReport
 from quantkit.kv_guard.engines.vllm.gather import ReportGatherer
 from quantkit.kv_guard.engines.vllm.worker import GuardedOutput
 
@@ -70,7 +70,7 @@ def test_its_executors_wait_for_a_guarded_result():
     outputs = imported("vllm.v1.outputs")
     outputs.AsyncModelRunnerOutput.register(GuardedOutput)
     empty = outputs.EMPTY_MODEL_RUNNER_OUTPUT
-    result = GuardedOutput(empty, SimpleNamespace(report=lambda numbers: Report(num_violations=len(numbers))), (1,))
+    result = GuardedOutput(empty, SimpleNamespace(report=lambda numbers: StepReport(num_violations=len(numbers))), (1,))
     assert isinstance(result, outputs.ModelRunnerOutput | outputs.AsyncModelRunnerOutput)
     assert getattr(result.get_output(), EVENTS).num_violations == 1
     assert not hasattr(empty, EVENTS)
@@ -81,7 +81,7 @@ def test_its_aggregator_keeps_what_the_ranks_report():
     aggregator = imported("vllm.distributed.kv_transfer.kv_connector.utils").KVOutputAggregator(2)
     answers = [outputs.ModelRunnerOutput(["a"], {"a": 0}) for _ in range(2)]
     for number, answer in enumerate(answers):
-        setattr(answer, EVENTS, Report(num_violations=1, ended=(f"r{number}",)))
+        setattr(answer, EVENTS, StepReport(num_violations=1, ended=(f"r{number}",)))
     gathered = ReportGatherer(aggregator).aggregate(answers, 1)
     assert getattr(gathered, EVENTS).ended == ("r0", "r1")
 

@@ -24,7 +24,7 @@ def wait_for(tensor: Tensor) -> None:
         torch.cuda.synchronize(tensor.device)
 
 
-class WaitingEvents:
+class DeferredCalls:
     """Calls that wait for the next forward."""
 
     def __init__(self, device: torch.device) -> None:

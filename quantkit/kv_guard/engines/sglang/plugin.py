@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 def load() -> None:
     """Register the hooks, as `QUANTKIT_KV_GUARD` says. Where it is not set nothing is imported."""
-    if "QUANTKIT_KV_GUARD" not in os.environ:
+    if "QUANTKIT_KV_GUARD" not in os.environ:  # settings.VARIABLE, from where nothing may be imported yet
         return
     _load(os.environ)
 

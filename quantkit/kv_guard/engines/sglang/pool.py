@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantkit.kv_guard.engines.sglang.events import WaitingEvents
+from quantkit.kv_guard.engines.sglang.events import DeferredCalls
 from quantkit.kv_guard.engines.sglang.inbox import Inbox
 from quantkit.kv_guard.engines.sglang.kept_pages import KeptPages
 from quantkit.kv_guard.engines.sglang.prefixes import Prefixes, salt_of
@@ -45,7 +45,7 @@ class GuardedPool:
         self.page_size = settings.size.page_size
         self._num_pages = settings.size.num_pages
         self.tracker = PageTagTracker(settings, device)
-        self.events = WaitingEvents(device)
+        self.events = DeferredCalls(device)
         self.kept = KeptPages(settings.size.num_pages, device)
         self.inbox = Inbox(settings.size.num_pages, settings.size.num_rows, device) if receives else None
         self.prefixes: dict[int, Prefixes] = {}  # by row

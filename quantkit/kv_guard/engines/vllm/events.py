@@ -61,7 +61,7 @@ class Spoiled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class StepReport:
     """What a worker saw of a step. ``ended`` are the requests to end; empty where the mode says so.
 
     ``spoiled`` are pages that do not hold what they were granted for.
@@ -72,9 +72,9 @@ class Report:
     places: tuple[Place, ...] = ()
     spoiled: tuple[Spoiled, ...] = ()
 
-    def together(self, other: "Report") -> "Report":
+    def together(self, other: "StepReport") -> "StepReport":
         """Of two ranks."""
-        return Report(
+        return StepReport(
             num_violations=self.num_violations + other.num_violations,
             ended=tuple(dict.fromkeys(self.ended + other.ended)),
             places=tuple(dict.fromkeys(self.places + other.places)),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quantkit.kv_guard.engines.vllm.events import EVENTS, Report
+from quantkit.kv_guard.engines.vllm.events import EVENTS, StepReport
 
 _OF_A_STEP = ("execute_model", "sample_tokens")
 
@@ -26,9 +26,9 @@ class ReportGatherer:
         return output
 
 
-def together(outputs: Sequence[Any]) -> Report | None:
+def together(outputs: Sequence[Any]) -> StepReport | None:
     """None where no step was reported: a worker that returned a step and no report is as if none had."""
-    reports: list[Report | None] = [getattr(output, EVENTS, None) for output in outputs if output is not None]
+    reports: list[StepReport | None] = [getattr(output, EVENTS, None) for output in outputs if output is not None]
     whole = reports[0] if reports else None
     for report in reports[1:]:
         whole = None if whole is None or report is None else whole.together(report)

@@ -16,7 +16,7 @@ from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import PluginSettings
 from quantkit.kv_guard.engines.targets import original_of
 from quantkit.kv_guard.engines.vllm import targets
-from quantkit.kv_guard.engines.vllm.events import EVENTS, Report, StepEvents
+from quantkit.kv_guard.engines.vllm.events import EVENTS, StepEvents, StepReport
 from quantkit.kv_guard.engines.vllm.settings import groups_of, num_rows
 from quantkit.kv_guard.engines.vllm.shadow import Shadow
 from quantkit.kv_guard.identity import Chains
@@ -108,7 +108,7 @@ class SchedulerGuard:
                 outputs[client] = self._found[targets.ENGINE_OUTPUTS.name](outputs=errors)
         return outputs
 
-    def _end(self, report: Report) -> list[Any]:
+    def _end(self, report: StepReport) -> list[Any]:
         sizes = [side.block_size for side in self._sides]
         bad = {grant for one in report.spoiled if (grant := self.shadow.granted_as(one)) is not None}
         for place in report.places:

@@ -15,7 +15,7 @@ from torch import Tensor
 from quantkit.kv_guard.engines.evidence import Evidence
 from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import PluginSettings, check_memory, path_of
-from quantkit.kv_guard.engines.vllm.events import EVENTS, GroupEvents, Place, Report, Spoiled, StepEvents
+from quantkit.kv_guard.engines.vllm.events import EVENTS, GroupEvents, Place, Spoiled, StepEvents, StepReport
 from quantkit.kv_guard.engines.vllm.settings import Group
 from quantkit.kv_guard.page_tags import PageTagTracker
 from quantkit.kv_guard.settings import GuardSettings, PoolSize
@@ -128,9 +128,9 @@ class WorkerGuard:
             return output
         return GuardedOutput(output, self, self._finished.popleft())
 
-    def report(self, numbers: Sequence[int]) -> Report | None:
+    def report(self, numbers: Sequence[int]) -> StepReport | None:
         """Of a step, when its result is at hand; None where the guard goes off. Raises KvGuardError in mode halt."""
-        report = Report(num_violations=0)
+        report = StepReport(num_violations=0)
         with self.refusals.refusing():
             for group, (evidence, number) in enumerate(zip(self._evidence, numbers, strict=True)):
                 report = report.together(_report_of(evidence.verdict(number), group))
@@ -270,12 +270,12 @@ def _num_bytes(widths: Widths) -> int:
     return sum(widths.num_rows * most * _BYTES_A_PLACE + widths.num_pages * _BYTES_A_PAGE for most in widths.most_pages)
 
 
-def _report_of(verdict: Verdict, group: int) -> Report:
+def _report_of(verdict: Verdict, group: int) -> StepReport:
     firsts = {
         name: min((one.evidence.index or 0 for one in verdict.violations if one.request == name), default=0)
         for name in verdict.aborted
     }
-    return Report(
+    return StepReport(
         num_violations=len(verdict.violations) + verdict.lost,
         ended=verdict.aborted,
         places=tuple(Place(request=name, group=group, index=first) for name, first in firsts.items()),

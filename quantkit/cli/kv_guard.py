@@ -30,7 +30,12 @@ def register(app: typer.Typer) -> None:
 def selftest(
     checks: Annotated[int, typer.Option(min=1, metavar="N", help="Pages to check without a fault.")] = 100_000,
     faults: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Faults of each kind to inject alone, at least, and beside others.")
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Of each kind, inject at least so many faults alone, and at least so many beside others.",
+        ),
     ] = 6,
     content: Annotated[
         Content, typer.Option(help="Checksum of a page where it is copied; with it, faults of the content, too.")
@@ -38,7 +43,7 @@ def selftest(
     seed: Annotated[int, typer.Option(min=0, help="One seed gives one result.")] = 0,
     keep: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Also write incidents, a dump and metrics of a small faulty pool."),
+        typer.Option(metavar="DIR", help="Leave a sample there of what a guard writes: incidents, a dump, metrics."),
     ] = None,
     as_json: opt.JsonOption = False,
     quiet: opt.QuietOption = False,
@@ -49,6 +54,9 @@ def selftest(
     tier in the host's memory, prefill in another engine. Each kind of fault is injected alone and beside others; it is
     caught where the guard names it before any token is released that it spoiled.
 
+    With --keep DIR four more faults are injected in a small pool of named requests, and DIR has what a guard writes of
+    them: incidents.jsonl for explain, pool.safetensors for inspect, kv.prom. The same for one seed, but for the times.
+
     Exits with 4 where a fault was missed, or something was named without one.
 
     Example: quantkit kv-guard selftest --content crc32c
@@ -56,17 +64,22 @@ def selftest(
     _check_packages("selftest", "torch", "triton")
     from quantkit.cli import render
     from quantkit.cli.show_kv_guard import show_selftest
+    from quantkit.kv_guard.simulation import sample
     from quantkit.kv_guard.simulation.run import SelfTestPlan, self_test
-    from quantkit.kv_guard.simulation.sample import write_samples
     from quantkit.threads import Stage
 
-    if keep is not None:
-        write_samples(keep)
+    if keep:
+        sample.prepare(keep)
     plan = SelfTestPlan(seed=seed, checks=checks, single=faults, combined=faults, content=content is Content.CRC32C)
     with render.progress(is_quiet=quiet) as progress:
         report = self_test(
             plan, lambda what, done, total: progress(Stage(label=what, total_bytes=total, step="part"), done)
         )
+    if keep:
+        sample.write_sample(keep, seed)
+        if not quiet:
+            names = ", ".join((sample.INCIDENTS, sample.DUMP, sample.METRICS))
+            render.show_notes("quantkit", [f"{keep} has {names}: try kv-guard explain and kv-guard inspect on them"])
     show_selftest(report, content=str(content), as_json=as_json)
     if not report.is_good:
         raise typer.Exit(VerificationError.exit_code)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit.cli import render
 from quantkit.cli.document import head
-from quantkit.kv_guard.incidents import explanation
+from quantkit.kv_guard.incidents import explanation, found_faults
 
 if TYPE_CHECKING:
     from quantkit.kv_guard.dump import Dump, DumpReport
@@ -47,31 +47,31 @@ def show_dump(path: Path, dump: "Dump", report: "DumpReport", *, as_json: bool) 
         render.show_notes("warning", [f"{told}: pages {_listed(report.spoiled)}"])
     if report.stray:
         render.show_notes("note", [f"held, and expected by no row: pages {_listed(report.stray)}"])
-    counts = f"pages of requests that are wrong: {len(report.violations)}, torn tags: {len(report.torn)}"
-    render.show_line("sound" if report.is_sound else f"not sound: {counts}")
+    wrong = _counted(len({one.evidence.page for one in report.violations}), "page")
+    render.show_line("sound" if report.is_sound else f"not sound: {wrong}, {_counted(len(report.torn), 'tag')}")
 
 
 def show_incidents(path: Path, incidents: Sequence[dict[str, Any]], *, as_json: bool) -> None:
-    """A sentence each, and how often each fault came."""
-    explained = [{**one, "explanation": explanation(one)} for one in incidents]
-    faults = Counter(one["fault"] for one in incidents)
+    """A sentence for each fault in each step, and how often each fault came."""
+    found = found_faults(incidents)
+    requests = {one["request"] for one in incidents if one["request"] is not None}
     if as_json:
         document = {
             **head("kv-guard"),
             "action": "explain",
             "file": str(path),
-            "faults": dict(sorted(faults.items())),
-            "incidents": explained,
+            "faults": dict(sorted(Counter(one["fault"] for one in incidents).items())),
+            "counts": {"lines": len(incidents), "faults": len(found), "requests": len(requests)},
+            "incidents": [{**one, "explanation": explanation(one)} for one in incidents],
         }
         render.show_json(document)
         return
-    for one in explained:
-        render.show_line(one["explanation"])
-    render.show_table("faults", ["fault", "lines"], [[fault, str(times)] for fault, times in faults.most_common()])
-    # the checks before and after a step each write a line of what both find
-    found = {(one["step"], one["fault"], one["request"], one["page"], one["index"]) for one in incidents}
-    requests = {one["request"] for one in incidents} - {None}
-    render.show_line(f"lines: {len(incidents)}; faults: {len(found)}; requests that are named: {len(requests)}")
+    for one in found:
+        render.show_line(one.text)
+    times = Counter(one.incident["fault"] for one in found)
+    render.show_table("faults", ["fault", "times"], [[fault, str(count)] for fault, count in times.most_common()])
+    counts = [_counted(len(incidents), "line"), _counted(len(found), "fault"), _counted(len(requests), "request")]
+    render.show_line(", ".join(counts))
 
 
 def show_selftest(report: "SelfTestReport", *, content: str, as_json: bool) -> None:
@@ -97,9 +97,14 @@ def show_selftest(report: "SelfTestReport", *, content: str, as_json: bool) -> N
     render.show_notes("warning", [*wrong[:_MOST_ROWS], *_beyond(len(wrong))])
     missed = sum(count.missed for count in report.kinds)
     if silent := [count.name for count in report.kinds if not count.injected]:
-        render.show_notes("warning", [f"did not happen: {'; '.join(silent)}; give more --faults"])
-    positives = f"{len(report.false_positives)} false positives"
-    render.show_line(f"{'PASSED' if report.is_good else 'FAILED'}: {missed} missed, {positives}")
+        render.show_notes("warning", [f"kinds that did not happen: {'; '.join(silent)}; give more --faults"])
+    positives = _counted(len(report.false_positives), "false positive")
+    leaks = _counted(len(report.leaks), "leak")
+    render.show_line(f"{'PASSED' if report.is_good else 'FAILED'}: {missed} missed, {positives}, {leaks}")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def _listed(pages: Sequence[int]) -> str:

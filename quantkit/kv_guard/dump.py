@@ -32,6 +32,7 @@ from quantkit.kv_guard.tracker import Step
 from quantkit.kv_guard.violations import Violation, read_line
 
 FORMAT = "quantkit-kv-dump"
+_MOST_DUMPS = 100  # of one name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class Dump:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpReport:
     """``torn``, ``spoiled`` and ``stray`` are pages: whose seal is not that of their record, which somebody wrote who
-    did not hold it, and held by nothing that is known. ``num_awaiting``: of those held, which a transfer may write."""
+    did not hold it, and whole ones of nobody that is known. ``num_awaiting``: held, and a transfer may write them."""
 
     num_held: int
     num_awaiting: int
@@ -83,10 +84,45 @@ class DumpReport:
         }
 
 
-def write_dump(path: Path, dump: Dump) -> None:
-    """Raises UsageError where the file exists. Waits for the device."""
-    if path.exists():
-        raise UsageError("exists already", remedy="name another file", file=path)
+def write_dump(path: Path, dump: Dump, *, is_numbered: bool = False) -> Path:
+    """Returns the file; where ``path`` exists, and ``is_numbered``, it is the next free one, as pool.2.safetensors.
+
+    Raises UsageError where no name is free. Waits for the device.
+    """
+    tensors, metadata = _parts(dump)
+    free = _claimed(path, _MOST_DUMPS if is_numbered else 1)
+    try:
+        save_file(tensors, free, metadata=metadata)
+    except BaseException:
+        free.unlink(missing_ok=True)
+        raise
+    return free
+
+
+def _claimed(path: Path, most: int) -> Path:
+    """The first name that nobody has, as an empty file: another process may look for one at the same time."""
+    for number in range(1, most + 1):
+        candidate = path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
+        try:
+            candidate.open("xb").close()
+        except FileExistsError:
+            continue
+        return candidate
+    what = "exists already" if most == 1 else f"exists already, and so do {most - 1} more beside it"
+    raise UsageError(what, remedy="name another file, or move it away", file=path)
+
+
+def digest_of(tensors: Mapping[str, Tensor], document: str) -> str:
+    """Sha256 of all that a dump says: its ``document``, and each tensor's name, type, shape and bytes."""
+    digest = hashlib.sha256(document.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _parts(dump: Dump) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a file."""
     step = dump.step
     tensors = {
         "seals": dump.tags.seals_P,
@@ -106,23 +142,14 @@ def write_dump(path: Path, dump: Dump) -> None:
         "by_token": step.by_token,
         "names": {str(row): name for row, name in dump.names.items()},
     }
-    pool = json.dumps(document, sort_keys=True)
-    tensors = {name: one.cpu().contiguous() for name, one in tensors.items()}
-    metadata = {"format": FORMAT, "version": str(TAG_VERSION), "pool": pool, "sha256": _digest(pool, tensors)}
-    save_file(tensors, path, metadata=metadata)
-
-
-def _digest(pool: str, tensors: Mapping[str, Tensor]) -> str:
-    """Of all that a dump says: a bit that turned over in the file must not speak for or against a pool."""
-    digest = hashlib.sha256(pool.encode())
-    for name, one in sorted(tensors.items()):
-        digest.update(f"{name} {one.dtype} {tuple(one.shape)}".encode())
-        digest.update(one.numpy().tobytes())
-    return digest.hexdigest()
+    text = json.dumps(document, sort_keys=True)
+    here = {name: one.cpu().contiguous() for name, one in tensors.items()}
+    metadata = {"format": FORMAT, "version": str(TAG_VERSION), "pool": text, "sha256": digest_of(here, text)}
+    return here, metadata
 
 
 def read_dump(path: Path) -> Dump:
-    """Raises SourceError for what this version did not write, or what has been cut or changed in its sizes."""
+    """Raises SourceError for what this version did not write, and for what has been cut or changed since."""
     if not path.is_file():
         raise SourceError("is no file", remedy="name a dump of the guard's", file=path)
     try:
@@ -140,14 +167,13 @@ def read_dump(path: Path) -> Dump:
             file=path,
         )
     try:
+        if digest_of(tensors, metadata["pool"]) != metadata["sha256"]:
+            raise SourceError("is damaged: it is not what was written", remedy="dump the pool again")
         document = json.loads(metadata["pool"])
         identity = PoolIdentity(**document["identity"])
         size = PoolSize(**document["size"])
         names = {int(row): str(name) for row, name in document["names"].items()}
-        dump = _checked_dump(tensors, identity, size, names, bool(document["by_token"]))
-        if metadata["sha256"] != _digest(metadata["pool"], tensors):
-            raise SourceError("is damaged: its checksum is another", remedy="dump the pool again")
-        return dump
+        return _checked_dump(tensors, identity, size, names, bool(document["by_token"]))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise SourceError(
             f"a part of it is missing or is another: {first_line(error)}", remedy="dump the pool again", file=path
@@ -248,6 +274,8 @@ def check_dump(dump: Dump) -> DumpReport:
         torn=tuple(pages[is_torn].tolist()),
         spoiled=tuple(pages[is_spoiled].tolist()),
         stray=tuple(
-            page for page, state in enumerate(states_P.tolist()) if state == State.HELD and found[page] not in expected
+            page
+            for page in pages[(states_P == State.HELD) & ~is_torn & ~is_spoiled].tolist()
+            if found[page] not in expected
         ),
     )

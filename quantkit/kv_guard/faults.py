@@ -1,4 +1,4 @@
-"""What can be wrong with a page, by name and in words. Imports nothing: who reads incidents needs no torch."""
+"""What can be wrong with a page, in words, and when it is seen. Imports nothing: who reads incidents needs no torch."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -26,25 +26,6 @@ class Fault(StrEnum):
     CONTENT = "content"
 
 
-MOMENTS: Mapping[str, str] = {
-    "before_step": "before the step",
-    "after_step": "after the step",
-    "write": "on the write side",
-    "grant": "at the grant",
-    "release": "at the release",
-    "landing": "when a page was handed on",
-    "holder": "at the source of a copy",
-    "arrival": "at the arrival of a copy",
-    "content": "by the checksum at arrival",
-}
-"""When a check speaks. All of them are read with the step's result, before its tokens are released."""
-
-
-def spelled(name: str) -> str:
-    """One line of a log: what is not printable as Python would write it."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name)
-
-
 MEANING: Mapping[Fault, str] = {
     Fault.NEVER_GRANTED: "the row was never granted a page for this place, or its window has left it",
     Fault.OUTSIDE_POOL: "the page table names a page that the pool does not have",
@@ -64,3 +45,16 @@ MEANING: Mapping[Fault, str] = {
     Fault.NOT_ARRIVED: "the transfer to the page has not come: nothing that was sent lies there yet",
     Fault.CONTENT: "the content has another checksum than it left with",
 }
+
+MOMENTS: Mapping[str, str] = {
+    "before_step": "before the step",
+    "after_step": "after the step",
+    "write": "on the write side",
+    "grant": "at the grant",
+    "release": "at the release",
+    "landing": "when a page was handed on",
+    "holder": "at the source of a copy",
+    "arrival": "at the arrival of a copy",
+    "content": "by the checksum at arrival",
+}
+"""When a check speaks. All of them are read with the step's result, before its tokens are released."""

@@ -2,19 +2,21 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import SourceError, first_line
-from quantkit.kv_guard.faults import MEANING, MOMENTS, Fault, spelled
+from quantkit.kv_guard.faults import MEANING, MOMENTS, Fault
 from quantkit.kv_guard.identity import TAG_VERSION, PoolIdentity
+from quantkit.kv_guard.names import one_line
 
 if TYPE_CHECKING:
     from quantkit.kv_guard.violations import Violation
 
 FORMAT = "quantkit-kv-incident"
+_OF_A_STEP = {"before_step": "before", "after_step": "after"}
 _FIELDS = {"step", "check", "fault", "request", "row", "index", "page", "expected", "found", "pool", "time", "version"}
 
 
@@ -38,30 +40,71 @@ class IncidentFile:
 
 def read_incidents(path: Path) -> list[dict[str, Any]]:
     """Raises SourceError, with the number of the line, for what this version did not write."""
+    if not path.exists():
+        remedy = "a guard makes it at its first violation: one that has found nothing has written no file"
+        raise SourceError("does not exist", remedy=remedy, file=path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        remedy = "name an incident file; a guard that has found nothing has written none"
-        raise SourceError(f"cannot be read: {first_line(error)}", remedy=remedy, file=path) from error
+        raise SourceError(f"cannot be read: {first_line(error)}", remedy="name an incident file", file=path) from error
     incidents = [_incident(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
     if not incidents:
         raise SourceError("holds no incident", remedy="name the file that the guard wrote", file=path)
     return incidents
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFault:
+    """One fault in one step: a line of the file, or two where it was seen both before and after the step."""
+
+    incident: dict[str, Any]
+    is_seen_twice: bool = False
+
+    @property
+    def text(self) -> str:
+        """One sentence: when, who, where, what was expected, what was there."""
+        step, check = self.incident["step"], self.incident["check"]
+        moment = f"step {step}, {MOMENTS[check]}"
+        if check in _OF_A_STEP:
+            moment = f"{'before and after' if self.is_seen_twice else _OF_A_STEP[check]} step {step}"
+        return f"{_seconds(self.incident['time'])}, {moment}, {_what(self.incident)}"
+
+
+def found_faults(incidents: Sequence[dict[str, Any]]) -> list[FoundFault]:
+    """In the order in which they were seen first."""
+    found: list[FoundFault] = []
+    open_ones: dict[str, int] = {}  # seen before a step, and not yet after it
+    for incident in incidents:
+        key = json.dumps([incident[name] for name in ("pool", "step", "request", "row", "index", "page", "fault")])
+        if incident["check"] == "after_step" and key in open_ones:
+            at = open_ones.pop(key)
+            found[at] = replace(found[at], is_seen_twice=True)
+            continue
+        if incident["check"] == "before_step":
+            open_ones[key] = len(found)
+        found.append(FoundFault(incident=incident))
+    return found
+
+
 def explanation(incident: dict[str, Any]) -> str:
-    """One sentence: when, who, where, what was expected, what was there."""
+    """Of one line."""
+    return FoundFault(incident=incident).text
+
+
+def _what(incident: dict[str, Any]) -> str:
     expected, found = incident["expected"], incident["found"]
-    who = "no request" if incident["request"] is None else f"request {spelled(incident['request'])}"
-    when = MOMENTS[incident["check"]]
-    place = "" if incident["index"] is None else f" logical page {incident['index']},"
+    who = "no request" if incident["request"] is None else f"request {one_line(incident['request'])}"
+    place = "" if incident["index"] is None else f"logical page {incident['index']}, "
     wanted = "nothing" if expected is None else f"generation {expected['generation']} of owner {expected['owner']}"
     was = "free" if found["index"] is None else f"logical page {found['index']} of owner {found['owner']}"
     return (
-        f"{incident['time']}, step {incident['step']}, {when}: {who},{place} page {incident['page']}: "
-        f"{MEANING[Fault(incident['fault'])]}; "
+        f"{who}: {place}page {incident['page']}: {MEANING[Fault(incident['fault'])]}; "
         f"expected {wanted}, found generation {found['generation']}, {was}"
     )
+
+
+def _seconds(time: str) -> str:
+    return f"{datetime.fromisoformat(time).astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _incident(line: str, number: int, path: Path) -> dict[str, Any]:
@@ -79,9 +122,9 @@ def _incident(line: str, number: int, path: Path) -> dict[str, Any]:
             remedy="explain it with the version that wrote it",
             file=path,
         )
-    if incident["fault"] not in set(Fault):
+    if incident["fault"] not in set(Fault) or incident["check"] not in MOMENTS:
         raise SourceError(
-            f"line {number} has a fault that this version does not know",
+            f"line {number} has a fault or a check that this version does not know",
             remedy="explain it with the version that wrote it",
             file=path,
         )
@@ -102,9 +145,16 @@ def _is_incident(incident: Any) -> bool:
         and type(incident["version"]) is int
         and type(incident["page"]) is int
         and type(incident["fault"]) is str
-        and type(incident["time"]) is str
-        and incident["check"] in MOMENTS
+        and type(incident["check"]) is str
+        and _is_time(incident["time"])
         and isinstance(incident["request"], str | None)
         and (incident["index"] is None or type(incident["index"]) is int)
         and all(isinstance(tag, dict) and tag.keys() >= {"generation", "owner", "index"} for tag in tags)
     )
+
+
+def _is_time(time: Any) -> bool:
+    try:
+        return isinstance(time, str) and bool(_seconds(time))
+    except (ValueError, OverflowError):
+        return False

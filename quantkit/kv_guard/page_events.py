@@ -64,6 +64,11 @@ def share_pages(tags: PageTags, pages: Tensor, which_N: Tensor) -> None:
     put(tags.states_P, pages, State.SHARED, which_N)
 
 
+def spoil(tags: PageTags, pages: Tensor, which_N: Tensor) -> None:
+    """Nobody passes there who reads them, now or later."""
+    put(tags.seals_P, pages, twins.mark_of(pages) ^ SPOILED, which_N)
+
+
 def is_shared(tags: PageTags, pages: Tensor) -> Tensor:
     """Which pages are written no more."""
     return _states(tags, pages) == State.SHARED
@@ -105,7 +110,7 @@ def check_over(arrays: PageArrays, pages: Tensor, subject: Subject) -> None:
 
 def spoil_touched(arrays: PageArrays, pages: Tensor) -> None:
     """Where a late transfer may write nobody passes: not whoever was told, nor who shares the page with him later."""
-    put(arrays.tags.seals_P, pages, twins.mark_of(pages) ^ SPOILED, read(arrays.touched_P, pages, False))
+    spoil(arrays.tags, pages, read(arrays.touched_P, pages, False))
 
 
 def await_pages(tags: PageTags, pages: Tensor) -> None:

@@ -58,11 +58,11 @@ class PageTagTracker:
         return self._verdicts.names
 
     def open(self, row: int, request: str) -> None:
-        self._verdicts.names[row] = request
+        self._verdicts.open(row, request)
         self._expect_nothing(row, UNGRANTED)
 
     def close(self, row: int) -> None:
-        self._verdicts.names.pop(row, None)
+        self._verdicts.close(row)
         self._expect_nothing(row, NEVER)
 
     def _expect_nothing(self, row: int, instead: int) -> None:
@@ -107,9 +107,10 @@ class PageTagTracker:
 
     def move(self, sources: Tensor, targets: Tensor, rows: Tensor, indices: Tensor) -> None:
         held = page_events.held_by(self.expectations, rows, indices)
-        page_events.check_holder(self._arrays, sources, held, self._subject(rows))
+        is_held = page_events.check_holder(self._arrays, sources, held, self._subject(rows))
         is_shared = page_events.is_shared(self.tags, sources)
         self.grant(targets, rows, indices, held.owners)
+        page_events.spoil(self.tags, targets, ~is_held)
         page_events.share_pages(self.tags, targets, is_shared)
         self.release(sources)
 

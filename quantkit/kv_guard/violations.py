@@ -16,7 +16,8 @@ from quantkit.kv_guard.dispatch import (
     Check,
     Word,
 )
-from quantkit.kv_guard.faults import MEANING, Fault, spelled
+from quantkit.kv_guard.faults import MEANING, Fault
+from quantkit.kv_guard.names import one_line
 from quantkit.kv_guard.seals import mark_of, page_of_mark, seal_of
 
 
@@ -60,9 +61,8 @@ class Violation:
 
     @property
     def text(self) -> str:
-        """One line, for an error or a log."""
-        # clients choose names: one with a line's end, or that moves a terminal's cursor, is spelled out
-        who = "no request" if self.request is None else f"request {spelled(self.request)}"
+        """One line, for an error or a log, whatever the request is called."""
+        who = "no request" if self.request is None else f"request {one_line(self.request)}"
         return f"{who}, physical page {self.evidence.page}: {MEANING[self.fault]}"
 
     def document(self) -> dict[str, object]:

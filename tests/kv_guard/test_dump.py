@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from quantkit.errors import SourceError, UsageError
 from quantkit.kv_guard.dispatch import SPOILED, twins
-from quantkit.kv_guard.dump import Dump, check_dump, read_dump, write_dump
+from quantkit.kv_guard.dump import Dump, check_dump, digest_of, read_dump, write_dump
 from quantkit.kv_guard.faults import Fault
 from tests.kv_guard.pools import IDENTITY, Pool, numbers
 
@@ -23,7 +23,7 @@ def pool():
     return pool
 
 
-def written(pool, path, rows=(0, 2), firsts=None):
+def written(pool, path, rows=(0, 2), firsts=None, **how):
     tracker = pool.tracker
     dump = Dump(
         identity=IDENTITY,
@@ -33,8 +33,7 @@ def written(pool, path, rows=(0, 2), firsts=None):
         step=replace(pool.step(*rows), firsts=firsts),
         names={0: "alpha", 2: "beta"},
     )
-    write_dump(path, dump)
-    return path
+    return write_dump(path, dump, **how)
 
 
 def test_a_sound_pool_is_read_back(pool, tmp_path):
@@ -54,7 +53,7 @@ def test_what_is_wrong_is_named_with_its_request(pool, tmp_path):
     report = check_dump(read_dump(written(pool, tmp_path / "pool.safetensors")))
     found = [(one.fault, one.request, one.evidence.page) for one in report.violations]
     assert found == [(Fault.FREED, "alpha", 4), (Fault.TORN, "beta", 9)]
-    assert report.torn == (9,)
+    assert (report.torn, report.stray) == ((9,), ())
     assert not report.is_sound
 
 
@@ -73,7 +72,7 @@ def test_states_of_pages_are_told_apart(pool, tmp_path):
     tracker.tags.seals_P[9] = SPOILED ^ twins.mark_of(numbers(9))[0]
     report = check_dump(read_dump(written(pool, tmp_path / "pool.safetensors")))
     assert (report.num_held, report.num_awaiting, report.num_shared, report.num_free) == (5, 2, 1, 10)
-    assert (report.torn, report.spoiled) == ((), (9,))
+    assert (report.torn, report.spoiled, report.stray) == ((), (9,), ())
     found = [(one.fault, one.request) for one in report.violations]
     assert found == [(Fault.NOT_ARRIVED, "alpha"), (Fault.SPOILED, "beta")]
     tracker.tags.states_P[14] = 7
@@ -96,15 +95,36 @@ def test_nothing_is_overwritten(pool, tmp_path):
         written(pool, path)
 
 
+def test_the_next_incident_has_a_dump_of_its_own(pool, tmp_path):
+    path = tmp_path / "pool.rank0.safetensors"
+    names = [written(pool, path, is_numbered=True).name for _ in range(3)]
+    assert names == [f"pool.rank0{number}.safetensors" for number in ("", ".2", ".3")]
+    for number in range(4, 101):
+        (tmp_path / f"pool.rank0.{number}.safetensors").touch()
+    with pytest.raises(UsageError, match="and so do 99 more"):
+        written(pool, path, is_numbered=True)
+    assert check_dump(read_dump(tmp_path / names[1])).is_sound
+
+
+def test_a_dump_that_fails_leaves_no_file(pool, tmp_path):
+    path = tmp_path / "pool.safetensors"
+    with pytest.raises(AttributeError):
+        written(pool, path, firsts="no tensor")
+    assert not path.exists()
+
+
 def header_of(path):
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     return json.loads(data[8 : 8 + length])["__metadata__"]
 
 
-def damaged(path, change):
+def damaged(path, change, *, is_signed=True):
+    """``is_signed``: as who writes dumps would, so that it is not the digest which tells."""
     tensors, metadata = load_file(path), header_of(path)
     change(tensors, metadata)
+    if is_signed:
+        metadata["sha256"] = digest_of(tensors, metadata["pool"])
     save_file(tensors, path, metadata=metadata)
 
 
@@ -151,6 +171,36 @@ def test_a_changed_dump_is_refused(change, words, pool, tmp_path):
     assert words in str(caught.value)
     assert "pool.safetensors" in str(caught.value)
     assert caught.value.remedy
+
+
+def test_every_bit_of_a_dump_counts(pool, tmp_path):
+    data = bytearray(written(pool, tmp_path / "pool.safetensors").read_bytes())
+    path = tmp_path / "flipped.safetensors"
+    for at in range(0, len(data), 5):
+        data[at] ^= 1 << at % 8
+        path.write_bytes(data)
+        with pytest.raises(SourceError):
+            read_dump(path)
+        data[at] ^= 1 << at % 8
+    path.write_bytes(data)
+    assert check_dump(read_dump(path)).is_sound
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensors, metadata: tensors["seals"][:1].bitwise_xor_(1 << 40), "is damaged"),
+        (with_size("page_size", 8), "is damaged"),
+        (lambda tensors, metadata: metadata.pop("sha256"), "a part of it is missing or is another: 'sha256'"),
+    ],
+)
+def test_a_dump_is_what_was_written(change, words, pool, tmp_path):
+    path = written(pool, tmp_path / "pool.safetensors")
+    damaged(path, change, is_signed=False)
+    with pytest.raises(SourceError) as caught:
+        read_dump(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 100, b"\xff" * 16])

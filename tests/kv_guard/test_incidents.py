@@ -1,12 +1,13 @@
 """Evidence in files and counters: whole, readable by the next tool, and without a user's tokens."""
 
 import json
+import re
 
 import pytest
 
 from quantkit.errors import SourceError
 from quantkit.kv_guard.faults import MEANING, Fault
-from quantkit.kv_guard.incidents import explanation, read_incidents
+from quantkit.kv_guard.incidents import explanation, found_faults, read_incidents
 from quantkit.kv_guard.metrics import FAMILIES
 from tests.kv_guard.pools import Pool, numbers
 
@@ -45,21 +46,11 @@ def test_no_token_is_written_down(incidents):
 
 
 def test_a_sentence_says_it(incidents):
-    incident = read_incidents(incidents)[0]
-    text = explanation(incident)
-    where = ", step 1, before the step: request alpha, logical page 1, page 4: the page was released while the row"
-    assert text.startswith(incident["time"] + where)
+    text = explanation(read_incidents(incidents)[0])
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ, ", text)
+    rest = ", before step 1, request alpha: logical page 1, page 4: the page was released while the row still"
+    assert text[20:].startswith(rest)
     assert text.endswith("found generation 000000000000001a, free")
-
-
-def test_a_client_forges_no_line():
-    """What a request is called comes from outside, and goes to the engine's log and to a terminal."""
-    pool = Pool()
-    pool.begin(0, range(4), [3], request="al\nKV guard: \x1b[2Jall is well é")
-    pool.tracker.release(numbers(3))
-    violation = pool.run(0).violations[0]
-    assert violation.text.startswith(r"request al\nKV guard: \x1b[2Jall is well é, physical page 3")
-    assert violation.document()["request"] == "al\nKV guard: \x1b[2Jall is well é"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +60,9 @@ def test_a_client_forges_no_line():
         (lambda text: text[:-20], "line 2 is no JSON"),
         (lambda text: "[]\n" + text, "line 1 is no incident"),
         (lambda text: text.replace('"version": 1', '"version": 9'), "line 1 is of version 9, this is 1"),
-        (lambda text: text.replace('"freed"', '"eaten"'), "line 1 has a fault that this version does not know"),
+        (lambda text: text.replace('"freed"', '"eaten"'), "line 1 has a fault or a check that this version does not"),
+        (lambda text: text.replace('"before_step"', '"soon"'), "line 1 has a fault or a check that this version does"),
+        (lambda text: text.replace('"time": "2', '"time": "x'), "line 1 is no incident"),
         (lambda text: text.replace('"found": {"generation"', '"found": {"x"'), "line 1 is no incident"),
         (lambda text: text.replace('"page": 4', '"page": "4"'), "line 1 is no incident"),
     ],
@@ -132,6 +125,35 @@ def test_a_line_that_nobody_wrote_is_refused(change, words, incidents):
         read_incidents(incidents)
 
 
+NAME = "a\nstep 9, request innocent\x1b[2K"
+
+
 def test_a_request_by_any_name_is_one_line(incidents):
     first, _ = read_incidents(incidents)
-    assert "\n" not in explanation(first | {"request": "a\nstep 9, request innocent"})
+    assert r"request a\nstep 9, request innocent\u001b[2K: " in explanation(first | {"request": NAME})
+    assert explanation(first | {"request": NAME}).isprintable()
+
+
+def test_a_request_by_any_name_forges_no_line_of_a_log():
+    pool = Pool()
+    pool.begin(0, range(10), [3, 4, 5], request=NAME)
+    pool.tracker.release(numbers(4))
+    verdict = pool.run(0)
+    assert verdict.aborted == (NAME,)
+    for violation in verdict.violations:
+        assert violation.text.isprintable()
+        assert violation.text.startswith(r"request a\nstep 9, request innocent\u001b[2K, physical page 4: ")
+
+
+def test_a_fault_is_one_in_each_step(incidents):
+    """Seen before and after a step it is two lines; another step's, and one that was seen once, stay their own."""
+    first, second = read_incidents(incidents)
+    lines = [first, second, first | {"step": 2}, second | {"step": 3}, first | {"check": "grant"}, first, second]
+    found = [one.text.split(", ", 1)[1].split(", request")[0] for one in found_faults(lines)]
+    wanted = ["before and after step 1", "before step 2", "after step 3", "step 1, at the grant"]
+    assert found == [*wanted, "before and after step 1"]
+
+
+def test_a_guard_that_found_nothing_has_written_no_file(tmp_path):
+    with pytest.raises(SourceError, match="one that has found nothing has written no file"):
+        read_incidents(tmp_path / "incidents.jsonl")

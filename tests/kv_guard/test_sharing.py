@@ -54,3 +54,42 @@ def test_a_page_that_is_cached_before_its_transfer_has_come_may_still_be_written
     assert (Fault.LANDING, "landing", None, 3) in faults(pool.run(2))
     pool.begin(1, range(50, 54), [3])
     assert (Fault.SPOILED, "before_step", "r1", 3) in faults(pool.run(1))
+
+
+def test_an_event_of_a_former_request_ends_no_other():
+    """It ends, caches what was stolen from it, and its row goes to the next before a step is checked."""
+    pool = Pool()
+    pool.begin(0, range(8), [1, 2], request="former")
+    pool.tracker.release(numbers(1))
+    pool.begin(1, range(20, 24), [1], request="thief")
+    pool.tracker.cache(numbers(1), numbers(0), numbers(0))
+    pool.tracker.close(0)
+    pool.begin(0, range(40, 48), [5, 6], request="next")
+    verdict = pool.run(0)
+    assert [(one.check, one.request) for one in verdict.violations] == [("holder", None)]
+    assert verdict.aborted == ()
+    pool.tracker.cache(numbers(1), numbers(0), numbers(0))
+    assert pool.run(0).aborted == ("next",)  # the row is nobody else's by now
+
+
+@pytest.mark.parametrize("is_touched", [False, True])
+def test_a_move_makes_nothing_right(is_touched):
+    """A page that is another's, or where a late transfer may write, is so for who shares what it was moved to."""
+    pool = Pool()
+    if is_touched:
+        pool.begin(2, range(50, 54), [1], request="waits")
+        pool.tracker.announce(numbers(1))
+        pool.tracker.release(numbers(1))
+        pool.tracker.close(2)
+    pool.begin(0, range(8), [1, 2], request="a")
+    if not is_touched:
+        pool.tracker.release(numbers(1))
+        pool.begin(1, range(20, 24), [1], request="thief")
+    pool.tracker.move(numbers(1), numbers(5), numbers(0), numbers(0))
+    held = pool.tracker.cache(numbers(5), numbers(0), numbers(0))
+    pool.tracker.settle()
+    pool.tracker.open(3, "reader")
+    pool.tracker.share(numbers(3), numbers(0), held)
+    pool.table[3, 0] = 5
+    pool.lengths[3] = 4
+    assert pool.run(3).aborted == ("reader",)

@@ -191,6 +191,8 @@ class Books(RuleBasedStateMachine):
             self.tracker.move(numbers(source), numbers(target), numbers(row), numbers(index))
             self.rows[row][index] = target, self.lives[target]
             self.places[target, self.lives[target]] = self.places[source, life]
+            if not self._is_whole(source, life):
+                self.touched.add((target, self.lives[target]))
             self._over(source)
             self.free.append(source)
             self._write(row, index, target)

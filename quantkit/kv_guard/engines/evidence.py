@@ -90,15 +90,18 @@ class Evidence:
         path, self._dump = self._dump, None
         try:
             with self._lock:
-                _write(path, self._tracker, self._step)
+                path = _write(path, self._tracker, self._step)
         except (QuantkitError, OSError, SafetensorError) as error:  # no reason to end a server that serves
             self._log.error("KV guard: the pool was not dumped to %s: %s", path, error)
         else:
             self._log.error("KV guard: the pool was dumped; look at it with `quantkit kv-guard inspect %s`", path)
 
 
-def _write(path: Path, tracker: PageTagTracker, step: Step) -> None:
-    """Of the table what the step may read: it has a column for every token of the longest context."""
+def _write(path: Path, tracker: PageTagTracker, step: Step) -> Path:
+    """Where it lies: what an earlier server found stays beside it.
+
+    Of the table what the step may read: it has a column for every token of the longest context.
+    """
     size = tracker.settings.size
     width = step.most_pages * (size.page_size if step.by_token else 1)
     if step.table.is_cuda:
@@ -111,7 +114,7 @@ def _write(path: Path, tracker: PageTagTracker, step: Step) -> None:
         step=replace(step, table=step.table[:, :width]),
         names=tracker.names,
     )
-    write_dump(path, dump)
+    return write_dump(path, dump, is_numbered=True)
 
 
 def _num_found(metrics: Metrics) -> int:

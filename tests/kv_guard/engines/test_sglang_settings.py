@@ -94,8 +94,7 @@ def test_the_pool_is_dumped_at_the_first_violation(serve, tmp_path, mode):
 
 
 def test_a_pool_that_cannot_be_dumped_ends_no_server(serve, tmp_path, caplog):
-    (tmp_path / "pool.rank0.group0.safetensors").mkdir()
-    serving = serve(mode=Mode.LOG, settings={"dump": tmp_path / "pool.safetensors"})
+    serving = serve(mode=Mode.LOG, settings={"dump": tmp_path / "gone" / "pool.safetensors"})
     req = serving.submit("a", PROMPT)
     serving.step(req)
     serving.rows.req_to_token[req.kv.req_pool_idx, :4] = 0

@@ -31,9 +31,10 @@ def test_the_pool_is_dumped_at_the_first_violation(miniature, tmp_path, mode):
 
 
 def test_a_pool_that_cannot_be_dumped_ends_no_server(miniature, tmp_path, caplog):
-    (tmp_path / "pool.rank0.group0.safetensors").mkdir()
-    harness.environment(miniature, "log", tmp_path / "guard.json", dump=tmp_path / "pool.safetensors")
+    (tmp_path / "gone").mkdir()
+    harness.environment(miniature, "log", tmp_path / "guard.json", dump=tmp_path / "gone" / "pool.safetensors")
     engine = disturbed()
+    (tmp_path / "gone").rmdir()
     engine.run()
     assert len(engine.released["victim"]) == 8
     assert caplog.text.count("the pool was not dumped to") == 1

@@ -58,11 +58,11 @@ class PageTagTracker:
         return self._verdicts.names
 
     def open(self, row: int, request: str) -> None:
-        self._verdicts.open(row, request)
+        self._verdicts.names[row] = request
         self._expect_nothing(row, UNGRANTED)
 
     def close(self, row: int) -> None:
-        self._verdicts.close(row)
+        self._verdicts.names.pop(row, None)
         self._expect_nothing(row, NEVER)
 
     def _expect_nothing(self, row: int, instead: int) -> None:

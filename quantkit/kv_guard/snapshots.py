@@ -58,19 +58,17 @@ class Names:
     """The requests of rows: what a step reads belongs to those that had them when it was launched, an event to those
     that have them at the end of the step.
 
-    A line says which row it speaks of, and not which of its requests. So an event of a row that was ``passed_on`` since
-    the step before is nobody's by name: the former has ended, and what concerns the next fails where it is read.
+    An event of a row that was closed and opened for another request since the step before is that one's by name: a line
+    says which row it speaks of, not which of its requests. The former has ended by then, and the next is ended without
+    need; to name neither would let faults of the next pass (the self-test shows it).
     """
 
     launched: Mapping[int, str]
     now: Mapping[int, str]
-    passed_on: frozenset[int]
 
     def of(self, check: Check) -> Mapping[int, str]:
         """For lines of a check."""
-        if check.name.lower() in STEP_CHECKS:
-            return self.launched
-        return {row: name for row, name in self.now.items() if row not in self.passed_on}
+        return self.launched if check.name.lower() in STEP_CHECKS else self.now
 
     @property
     def all(self) -> list[str]:

@@ -28,23 +28,11 @@ class Verdicts:
         self._incidents = IncidentFile(settings.incidents, settings.identity)
         self.names: dict[int, str] = {}
         self._launched_names: dict[int, str] = {}
-        self._had: dict[int, set[str]] = {}  # of rows that were opened or closed since the last step, who had them
         self.step = 0
         self.stopwatch = Stopwatch(on)
         self._num_checked = 0
         self._snapshots: deque[Snapshot] = deque()
         self._owed: dict[str, None] = {}  # requests to end whose verdict nobody asked for, in order
-
-    def open(self, row: int, request: str) -> None:
-        """A request begins in a row."""
-        self.close(row)
-        self.names[row] = request
-        self._had.setdefault(row, set()).add(request)
-
-    def close(self, row: int) -> None:
-        """It has ended."""
-        if (request := self.names.pop(row, None)) is not None:
-            self._had.setdefault(row, set()).add(request)
 
     def launch(self) -> None:
         """A step is checked that will read what the rows have now."""
@@ -87,7 +75,7 @@ class Verdicts:
         return Snapshot(
             step=self.step,
             num_checked=self._num_checked,
-            names=self._names(),
+            names=Names(launched=self._launched_names, now=dict(self.names)),
             count=count,
             lines=lines,
             ready=ready,
@@ -123,11 +111,6 @@ class Verdicts:
         except (OSError, ValueError) as error:  # of a path that no file can have, too
             self.metrics.unwritten += len(violations)
             _log.error("KV guard: %s incidents are not written down: %s", len(violations), error)
-
-    def _names(self) -> Names:
-        passed_on = frozenset(row for row, requests in self._had.items() if len(requests) > 1)
-        self._had = {}
-        return Names(launched=self._launched_names, now=dict(self.names), passed_on=passed_on)
 
     def _violation(self, line: list[int], names: Names) -> Violation:
         size, requests = self._settings.size, names.of(Check(line[Word.CHECK]))

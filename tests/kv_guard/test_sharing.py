@@ -56,22 +56,6 @@ def test_a_page_that_is_cached_before_its_transfer_has_come_may_still_be_written
     assert (Fault.SPOILED, "before_step", "r1", 3) in faults(pool.run(1))
 
 
-def test_an_event_of_a_former_request_ends_no_other():
-    """It ends, caches what was stolen from it, and its row goes to the next before a step is checked."""
-    pool = Pool()
-    pool.begin(0, range(8), [1, 2], request="former")
-    pool.tracker.release(numbers(1))
-    pool.begin(1, range(20, 24), [1], request="thief")
-    pool.tracker.cache(numbers(1), numbers(0), numbers(0))
-    pool.tracker.close(0)
-    pool.begin(0, range(40, 48), [5, 6], request="next")
-    verdict = pool.run(0)
-    assert [(one.check, one.request) for one in verdict.violations] == [("holder", None)]
-    assert verdict.aborted == ()
-    pool.tracker.cache(numbers(1), numbers(0), numbers(0))
-    assert pool.run(0).aborted == ("next",)  # the row is nobody else's by now
-
-
 @pytest.mark.parametrize("is_touched", [False, True])
 def test_a_move_makes_nothing_right(is_touched):
     """A page that is another's, or where a late transfer may write, is so for who shares what it was moved to."""

@@ -18,11 +18,8 @@ from quantkit.kv_guard.tracker import Step
 
 # of a page; of a row that is not open; of one that is, where it was granted nothing; where a window has left a page
 FREE, NOTHING, UNGRANTED, PRUNED = 0, 0, -1, -2
-SOUND, DOUBTFUL, SPOILED = (
-    0,
-    1,
-    2,
-)  # what a page holds: its holder's; perhaps another's; another's, and a guard can tell
+# what a page holds: its holder's; perhaps another's; another's, and a guard can tell
+SOUND, DOUBTFUL, SPOILED = 0, 1, 2
 NOBODY = 0  # transfers are numbered from 1 on
 
 
@@ -134,6 +131,11 @@ class Books:
         self.landed_P[pages] = torch.where(is_free, torch.maximum(self.landed_P[pages], landed), self.landed_P[pages])
         if is_tag:
             self.is_tagged_P[pages] |= is_right
+
+    def taint(self, pages: Tensor, is_sure: Tensor, is_possible: Tensor) -> None:
+        """What they hold is, or may be, another's."""
+        taints = torch.where(is_sure, SPOILED, torch.where(is_possible, DOUBTFUL, SOUND))
+        self.taints_P[pages] = torch.maximum(self.taints_P[pages], taints)
 
     def doubt(self, pages: Tensor) -> None:
         """What they hold is wrong, and no tag says so."""

@@ -95,6 +95,7 @@ class Watched:
         self.truth.note("holder", sources, is_other, rows, indices)
         is_shared = books.is_shared_P[sources]
         self._grant(targets, rows, indices)
+        books.taint(targets, *is_other)  # a copy of what is wrong is no better
         books.is_shared_P[targets] = is_shared
         self._release(sources)
         self.guard.move(sources, targets, rows, indices)

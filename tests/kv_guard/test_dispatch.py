@@ -50,7 +50,7 @@ def test_verdicts_of_kernels_are_those_of_the_twins():
     with np.errstate(all="ignore"):  # the interpreter's integers are numpy's
         kernels = verdicts_of(ops_for(torch.device("cuda")))
     assert kernels == verdicts_of(ops_for(torch.device("cpu")))
-    assert [len(faults) for faults, _, _ in kernels] == [2, 9, 7]
+    assert [len(faults) for faults, _, _ in kernels] == [2, 9, 9]  # what was spoiled is so where it was moved to
 
 
 def test_there_is_a_kernel_for_every_op_that_a_guard_calls():

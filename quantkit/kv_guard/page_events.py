@@ -217,7 +217,7 @@ def accept_arrived(arrays: PageArrays, pages: Tensor, held: Held, checksums: Ten
     words = _holder_words(held, seals, subject) | found
     twins.append_lines(arrays.ring, ~has_come, words | {Word.CHECK: Check.ARRIVAL})
     sent = (records[:, 2] >> 32) & PLACE_MASK
-    is_right = has_come if checksums is None else has_come & (sent == checksums.long())
+    is_right = has_come if checksums is None else has_come & (sent == checksums.long() & PLACE_MASK)
     if checksums is not None:
         words |= {Word.CHECK: Check.CONTENT, Word.DETAIL: checksums.long()}
         twins.append_lines(arrays.ring, has_come & ~is_right, words)

@@ -159,6 +159,18 @@ def test_a_transfer_that_has_not_landed():
     assert faults(decode.run(0)) == [(Fault.NOT_ARRIVED, "arrival", "r0", 3)]
 
 
+def test_a_checksum_of_32_bits_has_no_sign():
+    """One with its highest bit is negative as int32, and is the same."""
+    prefill, decode = Pool(), Pool()
+    for pool, page in ((prefill, 7), (decode, 3)):
+        pool.begin(0, range(4), [page])
+    held = prefill.tracker.cache(numbers(7), numbers(0), numbers(0))
+    sums = numbers(-5).int()
+    decode.tracker.land(numbers(3), prefill.tracker.send(numbers(7), held, checksums=sums))
+    decode.tracker.arrive(numbers(3), numbers(0), numbers(0), checksums=sums)
+    assert decode.run(0).violations == ()
+
+
 @pytest.mark.parametrize("sum_there", [77, 78])
 def test_a_checksum_travels_with_the_tag(sum_there):
     prefill, decode = Pool(), Pool()

@@ -208,3 +208,21 @@ def test_the_entry_point(value, says):
     assert done.returncode == (1 if says else 0), done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("entry", ["sglang.plugin import load as enter", "vllm.plugin import register as enter"])
+@pytest.mark.parametrize("mode", ["log", "abort"])
+def test_an_engine_that_is_missing_follows_the_mode(entry, mode):
+    """In log it is said once, and the process goes on; a server that was told to abort does not run unguarded."""
+    code = f"from quantkit.kv_guard.engines.{entry}; enter(); print('goes on')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"QUANTKIT_KV_GUARD": mode, "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = "it cannot be loaded: No module named"
+    assert ("goes on" in done.stdout, done.returncode == 0) == (mode == "log", mode == "log"), done.stderr
+    assert done.stderr.count(said) == 1
+    assert done.stderr.count("load the guard in the engine's environment") == 1

@@ -7,7 +7,7 @@ must not run unguarded, so that a refusal then ends the process that loads the p
 import importlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,16 +21,12 @@ def load() -> None:
     """Register the hooks, as `QUANTKIT_KV_GUARD` says. Where it is not set nothing is imported."""
     if "QUANTKIT_KV_GUARD" not in os.environ:  # settings.VARIABLE, from where nothing may be imported yet
         return
-    _load(os.environ)
-
-
-def _load(environment: Mapping[str, str]) -> None:
     from quantkit.kv_guard.engines.refusals import Refusals
     from quantkit.kv_guard.engines.settings import read_settings
     from quantkit.kv_guard.tracker import KvGuardError, Mode
 
     try:
-        settings = read_settings(environment)
+        settings = read_settings(os.environ)
     except KvGuardError as error:
         raise SystemExit(f"the KV guard refuses: {error}") from error
     if settings.mode is Mode.OFF:

@@ -91,10 +91,11 @@ def test_mode_abort_refuses(serve, site):
 def test_an_engine_that_is_not_as_it_was_read(engine, monkeypatch, caplog, mode):
     """SGLang goes on without a plugin that raises, and does not go on without a process."""
     monkeypatch.delattr(srt("managers.scheduler").Scheduler, "run_batch")
+    monkeypatch.setenv("QUANTKIT_KV_GUARD", mode)
     if mode is Mode.ABORT:
         with pytest.raises(SystemExit, match="run_batch is missing"):
-            plugin._load({"QUANTKIT_KV_GUARD": mode})
+            plugin.load()
         return
     caplog.set_level(logging.ERROR)
-    plugin._load({"QUANTKIT_KV_GUARD": mode})
+    plugin.load()
     assert OFF in caplog.text

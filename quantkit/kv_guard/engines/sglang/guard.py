@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from quantkit.kv_guard.engines.evidence import Evidence
+from quantkit.kv_guard.engines.logbook import Logbook
 from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import PluginSettings, check_memory, path_of
 from quantkit.kv_guard.engines.sglang.pool import GuardedPool
@@ -48,7 +48,7 @@ class Guard:
         self._runner: Any = None
         self._pool: GuardedPool | None = None
         self._is_verified = False
-        self._evidence: Evidence | None = None
+        self._logbook: Logbook | None = None
         self.condemned: set[str] = set()  # requests by name
         self.has_lost_pages = False  # page 0 stands in what is freed
         self.has_given_pointers = False  # to a transfer, which goes on using them
@@ -63,10 +63,10 @@ class Guard:
         return self._pool
 
     @property
-    def evidence(self) -> Evidence:
+    def logbook(self) -> Logbook:
         """Of the pool's tracker; asked for where it is."""
-        assert self._evidence is not None
-        return self._evidence
+        assert self._logbook is not None
+        return self._logbook
 
     @property
     def is_on(self) -> bool:
@@ -164,8 +164,8 @@ class Guard:
             secret=self.settings.secret_bytes,
         )
         self._pool = GuardedPool(settings, allocator, row_pool, receives=self._mode() == "decode")
-        self._evidence = Evidence(self._pool.tracker, self.settings, _log, (runner.gpu_id, 0))
-        self.refusals.when_off(self._evidence.detach)
+        self._logbook = Logbook(self._pool.tracker, self.settings, _log, (runner.gpu_id, 0))
+        self.refusals.when_off(self._logbook.detach)
 
     def _mode(self) -> str:
         return str(self._runner.server_args.disaggregation_mode)

@@ -51,7 +51,7 @@ class StepHooks:
             pool.carry_out()
             if is_step:
                 step, writes = self._step(forward_batch), _writes(forward_batch)
-                self._steps.append(self._guard.evidence.before_step(step))
+                self._steps.append(self._guard.logbook.before_step(step))
                 pool.tracker.check_writes(*writes)
                 if pool.inbox is not None:
                     pool.inbox.launch()
@@ -71,7 +71,7 @@ class StepHooks:
 
     def _judge(self, scheduler: Any, batch: Any, steps: Sequence[int]) -> None:
         for step in steps:
-            self._aborts.judge(self._guard.evidence.verdict(step), batch)
+            self._aborts.judge(self._guard.logbook.verdict(step), batch)
         if steps:
             self._aborts.end(scheduler, batch)
 

@@ -42,7 +42,7 @@ class StepEvents:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class FirstBad:
     """From where on a request's pages are not to be trusted."""
 
     request: str
@@ -69,7 +69,7 @@ class StepReport:
 
     num_violations: int
     ended: tuple[str, ...] = ()
-    places: tuple[Place, ...] = ()
+    first_bad: tuple[FirstBad, ...] = ()
     spoiled: tuple[Spoiled, ...] = ()
 
     def together(self, other: "StepReport") -> "StepReport":
@@ -77,7 +77,7 @@ class StepReport:
         return StepReport(
             num_violations=self.num_violations + other.num_violations,
             ended=tuple(dict.fromkeys(self.ended + other.ended)),
-            places=tuple(dict.fromkeys(self.places + other.places)),
+            first_bad=tuple(dict.fromkeys(self.first_bad + other.first_bad)),
             spoiled=tuple(dict.fromkeys(self.spoiled + other.spoiled)),
         )
 

@@ -43,7 +43,7 @@ Which faults of paged caches are seen, and when (tests/kv_guard/engines/test_vll
     -  fork                    on the write side: parallel samples are requests that share pages of the cache
 
 What the guard cannot go on with ends a server in mode abort or halt; in mode log it is said once, and the guard of that
-process is off (refusals.py). Log, metrics, incidents and a dump of the pool are written as for SGLang (evidence.py).
+process is off (refusals.py). Log, metrics, incidents and a dump of the pool are written as for SGLang (logbook.py).
 
 Requests that a violation names are ended before their tokens are released (mode abort, scheduler.py); in mode halt a
 worker raises, and vLLM ends the engine. Of several workers all answer each step (gather.py).

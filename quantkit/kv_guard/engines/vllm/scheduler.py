@@ -111,8 +111,8 @@ class SchedulerGuard:
     def _end(self, report: StepReport) -> list[Any]:
         sizes = [side.block_size for side in self._sides]
         bad = {grant for one in report.spoiled if (grant := self.shadow.granted_as(one)) is not None}
-        for place in report.places:
-            bad |= self.shadow.written(place.request, place.index * sizes[place.group], sizes)
+        for one in report.first_bad:
+            bad |= self.shadow.written(one.request, one.index * sizes[one.group], sizes)
         names = dict.fromkeys(report.ended)
         before = -1
         while before != len(names):  # what they wrote behind a bad page is bad in turn

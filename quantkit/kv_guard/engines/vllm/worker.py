@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantkit.kv_guard.engines.evidence import Evidence
+from quantkit.kv_guard.engines.logbook import Logbook
 from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import PluginSettings, check_memory, path_of
-from quantkit.kv_guard.engines.vllm.events import EVENTS, GroupEvents, Place, Spoiled, StepEvents, StepReport
+from quantkit.kv_guard.engines.vllm.events import EVENTS, FirstBad, GroupEvents, Spoiled, StepEvents, StepReport
 from quantkit.kv_guard.engines.vllm.settings import Group
 from quantkit.kv_guard.page_tags import PageTagTracker
 from quantkit.kv_guard.settings import GuardSettings, PoolSize
@@ -81,12 +81,11 @@ class WorkerGuard:
             for number, group in enumerate(groups)
         ]
         self._lock = Lock()
-        self._evidence = [
-            Evidence(tracker, settings, _LOG, (rank, number), self._lock)
-            for number, tracker in enumerate(self.trackers)
+        self._logbooks = [
+            Logbook(tracker, settings, _LOG, (rank, number), self._lock) for number, tracker in enumerate(self.trackers)
         ]
-        for evidence in self._evidence:
-            self.refusals.when_off(evidence.detach)
+        for logbook in self._logbooks:
+            self.refusals.when_off(logbook.detach)
 
     def end_warm_up(self) -> None:
         """From here on every step is a scheduler's."""
@@ -132,8 +131,8 @@ class WorkerGuard:
         """Of a step, when its result is at hand; None where the guard goes off. Raises KvGuardError in mode halt."""
         report = StepReport(num_violations=0)
         with self.refusals.refusing():
-            for group, (evidence, number) in enumerate(zip(self._evidence, numbers, strict=True)):
-                report = report.together(_report_of(evidence.verdict(number), group))
+            for group, (logbook, number) in enumerate(zip(self._logbooks, numbers, strict=True)):
+                report = report.together(_report_of(logbook.verdict(number), group))
             return report
         return None
 
@@ -155,14 +154,14 @@ class WorkerGuard:
         tokens = self._token_numbers[: len(batch.positions)]
         rows_T = rows[torch.searchsorted(batch.starts[1 : count + 1].long(), tokens, right=True).clamp_(max=count - 1)]
         numbers = []
-        for group, evidence, tracker, own, table, slots in zip(
-            self._groups, self._evidence, self.trackers, self._tables, batch.tables, batch.slots, strict=True
+        for group, logbook, tracker, own, table, slots in zip(
+            self._groups, self._logbooks, self.trackers, self._tables, batch.tables, batch.slots, strict=True
         ):
             most = min(-(-batch.most_tokens // group.page_size), own.shape[1])
             own[:, :most].index_copy_(0, rows, table[:count, :most])
             firsts = None if group.reach is None else (computed - group.reach).clamp_(min=0) // group.page_size
             step = Step(table=own, rows=rows, lengths=lengths, most_pages=most, firsts=firsts)
-            numbers.append(evidence.before_step(step))
+            numbers.append(logbook.before_step(step))
             tracker.check_writes(slots[: len(tokens)].long(), rows_T, batch.positions.long())
         return tuple(numbers)
 
@@ -278,7 +277,7 @@ def _report_of(verdict: Verdict, group: int) -> StepReport:
     return StepReport(
         num_violations=len(verdict.violations) + verdict.lost,
         ended=verdict.aborted,
-        places=tuple(Place(request=name, group=group, index=first) for name, first in firsts.items()),
+        first_bad=tuple(FirstBad(request=name, group=group, index=first) for name, first in firsts.items()),
         spoiled=tuple(dict.fromkeys(_spoiled(verdict.violations, group))),
     )
 

@@ -19,7 +19,7 @@ from quantkit.kv_guard.tracker import Step, Verdict
 _MOST_LOGGED = 8
 
 
-class Evidence:
+class Logbook:
     """Of one tracker. ``lock`` is held by whoever tells the tracker of pages, where verdicts are another thread's."""
 
     def __init__(

@@ -10,17 +10,31 @@ Legend: P pages, R rows, L logical pages, B rows of a batch, N entries, S tokens
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
-from quantkit.kv_guard.tracker import Step
+from quantkit.kv_guard.tracker import STEP_CHECKS, Step
 
-# of a page; of a row that is not open; of one that is, where it was granted nothing; where a window has left a page
-FREE, NOTHING, UNGRANTED, PRUNED = 0, 0, -1, -2
-# what a page holds: its holder's; perhaps another's; another's, and a guard can tell
-SOUND, DOUBTFUL, SPOILED = 0, 1, 2
-NOBODY = 0  # transfers are numbered from 1 on
+NO_TRANSFER = 0  # they are numbered from 1 on
+
+
+class NoGrant(IntEnum):
+    """What stands where no page was granted, in place of the number of a grant."""
+
+    FREE = 0  # of a page
+    NOTHING = 0  # of a row that is not open
+    NOT_YET = -1  # of one that is
+    LEFT_BEHIND = -2  # by a window
+
+
+class Taint(IntEnum):
+    """Whether a page holds what is not its holder's; SURE where a guard can tell, too."""
+
+    NONE = 0
+    PERHAPS = 1
+    SURE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +68,7 @@ class _Looked:
     names: dict[int, str]
 
 
-class Books:
+class TrueBooks:
     """Who holds which page, which row was granted what, and where somebody else has written."""
 
     def __init__(self, num_pages: int, num_rows: int, most_pages: int, page_size: int) -> None:
@@ -79,53 +93,54 @@ class Books:
         return torch.arange(first, first + count)
 
     def expected(self, rows: Tensor, indices: Tensor) -> Tensor:
-        """Grants; NOTHING of what no row has."""
+        """Grants; NoGrant.NOTHING of what no row has."""
         num_rows, row_pages = self.expected_RL.shape
         is_place = (rows >= 0) & (rows < num_rows) & (indices >= 0) & (indices < row_pages)
         at = torch.where(is_place, rows, 0), torch.where(is_place, indices, 0)
-        return torch.where(is_place, self.expected_RL[at], NOTHING)
+        return torch.where(is_place, self.expected_RL[at], NoGrant.NOTHING)
 
     def is_other(self, pages: Tensor, grants: Tensor) -> tuple[Tensor, Tensor]:
         """Where a page is not, or may not be, what was granted under ``grants``: surely, and perhaps."""
         is_inside = (pages >= 0) & (pages < self.num_pages)
         safe = torch.where(is_inside, pages, 0)
         taints = self.taints_P[safe]
-        is_sure = ~is_inside | (self.grants_P[safe] != grants) | (grants <= 0) | (taints == SPOILED)
-        is_sure |= self.is_tagged_P[safe] | (self.waits_for_P[safe] != NOBODY)  # what was announced has not come yet
-        return is_sure, is_sure | (taints != SOUND)
+        is_sure = ~is_inside | (self.grants_P[safe] != grants) | (grants <= 0) | (taints == Taint.SURE)
+        has_not_come = self.waits_for_P[safe] != NO_TRANSFER
+        is_sure |= self.is_tagged_P[safe] | has_not_come
+        return is_sure, is_sure | (taints != Taint.NONE)
 
     def grant(self, pages: Tensor, grants: Tensor) -> None:
         """To whoever holds them from now on: nothing of what was matters, but a transfer that may still write there."""
-        landed = torch.where(self.is_dirty_P[pages], SPOILED, self.landed_P[pages])
+        landed = torch.where(self.is_dirty_P[pages], Taint.SURE, self.landed_P[pages])
         self.grants_P[pages] = grants
         self.taints_P[pages] = landed
-        self.is_touched_P[pages] = landed == SPOILED
-        self.landed_P[pages] = SOUND
+        self.is_touched_P[pages] = landed == Taint.SURE
+        self.landed_P[pages] = Taint.NONE
         self.is_shared_P[pages] = self.is_tagged_P[pages] = False
-        self.waits_for_P[pages] = NOBODY
+        self.waits_for_P[pages] = NO_TRANSFER
 
     def release(self, pages: Tensor) -> None:
         """Of whatever was written there nothing is left that concerns anybody."""
-        self.is_dirty_P[pages] |= self.waits_for_P[pages] != NOBODY
-        self.grants_P[pages] = FREE
-        self.taints_P[pages] = self.landed_P[pages] = SOUND
+        self.is_dirty_P[pages] |= self.waits_for_P[pages] != NO_TRANSFER
+        self.grants_P[pages] = NoGrant.FREE
+        self.taints_P[pages] = self.landed_P[pages] = Taint.NONE
         self.is_shared_P[pages] = self.is_tagged_P[pages] = False
-        self.waits_for_P[pages] = NOBODY
+        self.waits_for_P[pages] = NO_TRANSFER
 
     def announce(self, pages: Tensor, transfer: int) -> None:
         """It may write to pages that are held."""
         self.has_transfers = True
-        is_held = (self.grants_P[pages] != FREE) & ~self.is_shared_P[pages]
+        is_held = (self.grants_P[pages] != NoGrant.FREE) & ~self.is_shared_P[pages]
         self.waits_for_P[pages] = torch.where(is_held, transfer, self.waits_for_P[pages])
 
     def land(self, pages: Tensor, transfer: int, taints: Tensor, *, is_tag: bool) -> None:
         """A transfer writes, beside the stream: right where it was announced for the holder, and nowhere else."""
         is_right = self.waits_for_P[pages] == transfer
-        is_free = self.grants_P[pages] == FREE
-        stray = torch.full_like(pages, SPOILED if is_tag else DOUBTFUL)
-        landed = stray if self.has_transfers else stray.clamp(max=DOUBTFUL)
-        now = self.taints_P[pages].clamp(max=DOUBTFUL) if is_tag else self.taints_P[pages]
-        brought = taints if is_tag else taints.clamp(max=DOUBTFUL)
+        is_free = self.grants_P[pages] == NoGrant.FREE
+        stray = torch.full_like(pages, Taint.SURE if is_tag else Taint.PERHAPS)
+        landed = stray if self.has_transfers else stray.clamp(max=Taint.PERHAPS)
+        now = self.taints_P[pages].clamp(max=Taint.PERHAPS) if is_tag else self.taints_P[pages]
+        brought = taints if is_tag else taints.clamp(max=Taint.PERHAPS)
         wrong = torch.where(is_free, self.taints_P[pages], torch.maximum(self.taints_P[pages], stray))
         self.taints_P[pages] = torch.where(is_right, torch.maximum(now, brought), wrong)
         self.landed_P[pages] = torch.where(is_free, torch.maximum(self.landed_P[pages], landed), self.landed_P[pages])
@@ -134,26 +149,26 @@ class Books:
 
     def taint(self, pages: Tensor, is_sure: Tensor, is_possible: Tensor) -> None:
         """What they hold is, or may be, another's."""
-        taints = torch.where(is_sure, SPOILED, torch.where(is_possible, DOUBTFUL, SOUND))
+        taints = torch.where(is_sure, Taint.SURE, torch.where(is_possible, Taint.PERHAPS, Taint.NONE))
         self.taints_P[pages] = torch.maximum(self.taints_P[pages], taints)
 
     def doubt(self, pages: Tensor) -> None:
         """What they hold is wrong, and no tag says so."""
-        self.taints_P[pages] = self.taints_P[pages].clamp(min=DOUBTFUL)
+        self.taints_P[pages] = self.taints_P[pages].clamp(min=Taint.PERHAPS)
 
     def take(self, pages: Tensor, is_right: Tensor) -> None:
         """A transfer is over; ``is_right`` where it brought what it should."""
-        taints = self.taints_P[pages].clamp(max=DOUBTFUL)
-        taints = torch.where(is_right, taints, DOUBTFUL)
-        self.taints_P[pages] = torch.where(self.is_touched_P[pages], SPOILED, taints)
+        taints = self.taints_P[pages].clamp(max=Taint.PERHAPS)
+        taints = torch.where(is_right, taints, Taint.PERHAPS)
+        self.taints_P[pages] = torch.where(self.is_touched_P[pages], Taint.SURE, taints)
         self.is_tagged_P[pages] = False
-        self.waits_for_P[pages] = NOBODY
+        self.waits_for_P[pages] = NO_TRANSFER
 
 
 class Truth:
     """Of one pool: its books, and what was wrong in them at each check since the last step."""
 
-    def __init__(self, books: Books, null_page: int) -> None:
+    def __init__(self, books: TrueBooks, null_page: int) -> None:
         self.books = books
         self._null_page = null_page
         self._wrongs: dict[Place, Wrong] = {}
@@ -172,7 +187,7 @@ class Truth:
         """``wrong``: surely, and perhaps; all [N]."""
         is_sure, is_possible = wrong
         found = (is_sure | is_possible).nonzero()[:, 0].tolist()
-        names = self._looked.names if self._looked is not None and check in _OF_STEP else self.books.names
+        names = self._looked.names if self._looked is not None and check in STEP_CHECKS else self.books.names
         for at in found:
             row = None if rows is None else int(rows[at])
             place = Place(check, row, None if indices is None else int(indices[at]), int(pages[at]))
@@ -188,7 +203,7 @@ class Truth:
         is_read = index_1L * self.books.page_size < step.lengths[:, None]
         if step.firsts is not None:
             is_read &= index_1L >= step.firsts[:, None]
-        is_left = (expected == NOTHING) | ((expected == PRUNED) & (step.firsts is None))
+        is_left = (expected == NoGrant.NOTHING) | ((expected == NoGrant.LEFT_BEHIND) & (step.firsts is None))
         is_read &= (pages != self._null_page) | ~is_left
         self._looked = _Looked(step=step, expected=expected, is_read=is_read, names=dict(self.books.names))
         self._compare("before_step", pages, slots_off)
@@ -240,9 +255,6 @@ class Truth:
             rows, indices = at[:, 0], at[:, 1]
             wrong = is_sure[rows, indices], is_possible[rows, indices]
             self.note(check, pages[rows, indices], wrong, looked.step.rows[rows], indices)
-
-
-_OF_STEP = frozenset({"before_step", "after_step", "write"})
 
 
 def is_repeated(pages: Tensor) -> Tensor:

@@ -7,20 +7,7 @@ from torch import Tensor
 
 from quantkit.kv_guard.identity import Chains
 from quantkit.kv_guard.settings import PoolSize
-from quantkit.kv_guard.simulation.truth import (
-    DOUBTFUL,
-    FREE,
-    NOBODY,
-    NOTHING,
-    PRUNED,
-    SOUND,
-    SPOILED,
-    UNGRANTED,
-    Books,
-    Truth,
-    Wrongs,
-    is_repeated,
-)
+from quantkit.kv_guard.simulation.truth import NO_TRANSFER, NoGrant, Taint, TrueBooks, Truth, Wrongs, is_repeated
 from quantkit.kv_guard.tracker import Held, Step, Tracker, Verdict
 
 
@@ -53,7 +40,7 @@ class Watched:
     def __init__(self, guard: Tracker, size: PoolSize) -> None:
         self.guard = guard
         self.is_on = guard.is_on
-        self.books = Books(size.num_pages, size.num_rows, size.most_pages, size.page_size)
+        self.books = TrueBooks(size.num_pages, size.num_rows, size.most_pages, size.page_size)
         self.truth = Truth(self.books, size.null_page)
         self._null_page = size.null_page
 
@@ -63,12 +50,12 @@ class Watched:
 
     def open(self, row: int, request: str) -> None:
         self.books.names[row] = request
-        self.books.expected_RL[row] = UNGRANTED
+        self.books.expected_RL[row] = NoGrant.NOT_YET
         self.guard.open(row, request)
 
     def close(self, row: int) -> None:
         self.books.names.pop(row, None)
-        self.books.expected_RL[row] = NOTHING
+        self.books.expected_RL[row] = NoGrant.NOTHING
         self.guard.close(row)
 
     def grant(self, pages: Tensor, rows: Tensor, indices: Tensor, owners: Tensor) -> None:
@@ -114,12 +101,12 @@ class Watched:
 
     def truncate(self, rows: Tensor, num_pages: Tensor) -> None:
         for row, count in zip(rows.tolist(), num_pages.tolist(), strict=True):
-            self.books.expected_RL[row, count:] = UNGRANTED
+            self.books.expected_RL[row, count:] = NoGrant.NOT_YET
         self.guard.truncate(rows, num_pages)
 
     def prune(self, rows: Tensor, firsts: Tensor) -> None:
         for row, first in zip(rows.tolist(), firsts.tolist(), strict=True):
-            self.books.expected_RL[row, :first] = PRUNED
+            self.books.expected_RL[row, :first] = NoGrant.LEFT_BEHIND
         self.guard.prune(rows, firsts)
 
     def restart(self) -> None:
@@ -137,14 +124,14 @@ class Watched:
         self.guard.announce(pages)
 
     def drained(self, pages: Tensor) -> None:
-        self.books.waits_for_P[pages] = NOBODY
+        self.books.waits_for_P[pages] = NO_TRANSFER
         self.books.is_dirty_P[pages] = False
         self.guard.drained(pages)
 
     def reserve(self, pages: Tensor, transfer: int) -> None:
         books = self.books
         self._note_touched(pages, None, None)
-        is_held = books.grants_P[pages] != FREE
+        is_held = books.grants_P[pages] != NoGrant.FREE
         self.truth.note("grant", pages, (is_held, is_held))
         books.grant(pages, books.next_grants(len(pages)))
         books.has_transfers = True
@@ -163,7 +150,7 @@ class Watched:
         """What was sent may not be what lies there by now."""
         taints = self.books.taints_P[pages]
         if sent is not None:
-            taints = torch.where(self.books.grants_P[pages] == sent.grants, taints, taints.clamp(min=DOUBTFUL))
+            taints = torch.where(self.books.grants_P[pages] == sent.grants, taints, taints.clamp(min=Taint.PERHAPS))
         return Lifted(self.guard.lift(pages), taints)
 
     def land(self, pages: Tensor, transfer: int, lifted: Lifted) -> None:
@@ -181,12 +168,12 @@ class Watched:
         grants = self.books.expected(rows, indices)
         is_other = self.books.grants_P[pages] != grants
         is_sure = self._note_arrived(pages, is_right & ~is_other, rows, indices)
-        self._take_over(pages, grants, ~is_sure & (grants > NOTHING))
+        self._take_over(pages, grants, ~is_sure & (grants > NoGrant.NOTHING))
         self.guard.arrive(pages, rows, indices, checksums)
 
     def store(self, pages: Tensor, held: Known, is_right: Tensor, checksums: Tensor | None = None) -> Known:
         books, grants = self.books, self.books.next_grants(len(pages))
-        is_awaited = books.waits_for_P[pages] != NOBODY
+        is_awaited = books.waits_for_P[pages] != NO_TRANSFER
         is_sure = self._note_arrived(pages, is_right, None, None)
         self._take_over(pages, grants, ~is_sure | is_awaited)
         books.is_shared_P[pages] |= is_awaited
@@ -206,8 +193,8 @@ class Watched:
         is_sure |= (slots % size != positions % size) | books.is_shared_P[torch.where(is_inside, pages, 0)]
         self.truth.note("write", pages, (is_sure & is_stored, (is_sure | is_possible) & is_stored), rows, indices)
         spoiled = pages[is_sure & is_stored & is_inside]
-        books.taints_P[spoiled] = torch.where(books.grants_P[spoiled] == FREE, SOUND, SPOILED)
-        books.landed_P[spoiled] = books.landed_P[spoiled].clamp(max=DOUBTFUL)  # its tag is written over
+        books.taints_P[spoiled] = torch.where(books.grants_P[spoiled] == NoGrant.FREE, Taint.NONE, Taint.SURE)
+        books.landed_P[spoiled] = books.landed_P[spoiled].clamp(max=Taint.PERHAPS)  # its tag is written over
         self.guard.check_writes(slots, rows, positions)
 
     def after_step(self) -> None:
@@ -225,7 +212,7 @@ class Watched:
     def _grant(self, pages: Tensor, rows: Tensor, indices: Tensor) -> None:
         books, grants = self.books, self.books.next_grants(len(pages))
         self._note_touched(pages, rows, indices)
-        is_held = (books.grants_P[pages] != FREE) | is_repeated(pages)
+        is_held = (books.grants_P[pages] != NoGrant.FREE) | is_repeated(pages)
         self.truth.note("grant", pages, (is_held, is_held), rows, indices)
         books.grant(pages, grants)
         books.expected_RL[rows, indices] = grants
@@ -238,25 +225,25 @@ class Watched:
 
     def _release(self, pages: Tensor) -> None:
         books = self.books
-        is_awaited = books.waits_for_P[pages] != NOBODY
+        is_awaited = books.waits_for_P[pages] != NO_TRANSFER
         self.truth.note("landing", pages, (is_awaited, is_awaited))
-        is_free = (books.grants_P[pages] == FREE) | is_repeated(pages)
+        is_free = (books.grants_P[pages] == NoGrant.FREE) | is_repeated(pages)
         self.truth.note("release", pages, (is_free, is_free))
         books.release(pages)
 
     def _note_touched(self, pages: Tensor, rows: Tensor | None, indices: Tensor | None) -> None:
         """Something has landed there since the release, or may yet."""
         books = self.books
-        landed = torch.where(books.grants_P[pages] == FREE, books.landed_P[pages], SOUND)
-        is_sure = books.is_dirty_P[pages] | (landed == SPOILED)
-        self.truth.note("landing", pages, (is_sure, is_sure | (landed != SOUND)), rows, indices)
+        landed = torch.where(books.grants_P[pages] == NoGrant.FREE, books.landed_P[pages], Taint.NONE)
+        is_sure = books.is_dirty_P[pages] | (landed == Taint.SURE)
+        self.truth.note("landing", pages, (is_sure, is_sure | (landed != Taint.NONE)), rows, indices)
 
     def _note_arrived(self, pages: Tensor, is_right: Tensor, rows: Tensor | None, indices: Tensor | None) -> Tensor:
         """What has no tag of its transfer, or was released meanwhile, has surely not arrived: bool [N]."""
         books = self.books
-        is_free = books.grants_P[pages] == FREE
-        is_sure = is_free | ~books.is_tagged_P[pages] & (books.taints_P[pages] == SOUND)
-        is_right = is_right & ~is_free & books.is_tagged_P[pages] & (books.taints_P[pages] == SOUND)
+        is_free = books.grants_P[pages] == NoGrant.FREE
+        is_sure = is_free | ~books.is_tagged_P[pages] & (books.taints_P[pages] == Taint.NONE)
+        is_right = is_right & ~is_free & books.is_tagged_P[pages] & (books.taints_P[pages] == Taint.NONE)
         for check in ("arrival", "content"):
             self.truth.note(check, pages, (is_sure & (check == "arrival"), ~is_right), rows, indices)
         books.take(pages, is_right)

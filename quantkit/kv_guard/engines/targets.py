@@ -1,17 +1,30 @@
-"""What a plugin hooks into: names and parameters as data, compared with the engine before anything is wrapped."""
+"""What a plugin hooks into or calls: names and parameters as data, compared with the engine before any is wrapped."""
 
-import functools
 import inspect
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import Any
 
 from quantkit.errors import first_line
 from quantkit.kv_guard.tracker import KvGuardError
 
-_MARK = "quantkit_kv_guard_original"
 _STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+
+
+@dataclass(frozen=True, slots=True)
+class Supported:
+    """An engine. ``versions`` are patterns of those that were read (``0.33.*``); a post release is its release's."""
+
+    name: str
+    versions: tuple[str, ...]
+
+    @property
+    def remedy(self) -> str:
+        """Where it is not as it was read."""
+        return f"run {self.name} {', '.join(self.versions)}, for which this guard was written, or switch it off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,30 +41,28 @@ class Target:
     given: tuple[str, ...] | None = None
 
 
-def check_targets(targets: Sequence[Target], supported: str) -> dict[str, Any]:
+def check_version(version: str, supported: Supported) -> None:
+    """Raises KvGuardError for a version that was not read."""
+    release = re.split(r"\.post|\+", version, maxsplit=1)[0]
+    if not any(fnmatchcase(release, pattern) for pattern in supported.versions):
+        raise KvGuardError(f"{supported.name} {version} is not supported", remedy=supported.remedy)
+
+
+def check_targets(targets: Iterable[Target], supported: Supported) -> dict[str, Any]:
     """What each name stands for. Raises KvGuardError for the first that is not there, or takes something else."""
     found = {}
     for target in targets:
-        found[target.name] = _find(target, supported)
+        try:
+            found[target.name] = resolve(target.name)
+        except (ImportError, AttributeError) as error:
+            raise refusal(target, f"is not there: {first_line(error)}", supported) from error
         _compare(target, found[target.name], supported)
     return found
 
 
-def wrap(name: str, wrapper_of: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Let the attribute at a dotted ``name`` be ``wrapper_of`` what it is; once, however often a plugin is loaded."""
-    holder = _resolve(name.rpartition(".")[0])
-    leaf = name.rpartition(".")[2]
-    original = getattr(holder, leaf)
-    if hasattr(original, _MARK):
-        return
-    wrapper = functools.wraps(original)(wrapper_of(original))
-    setattr(wrapper, _MARK, original)
-    setattr(holder, leaf, wrapper)
-
-
-def original_of(function: Any) -> Any:
-    """What was there before `wrap`; None where it was not wrapped."""
-    return getattr(function, _MARK, None)
+def refusal(target: Target, how: str, supported: Supported) -> KvGuardError:
+    """``how`` it is not as it was read."""
+    return KvGuardError(f"{target.name} ({target.purpose}) {how}", remedy=supported.remedy)
 
 
 def parameters_of(function: Any) -> str:
@@ -66,38 +77,7 @@ def parameters_of(function: Any) -> str:
     return ", ".join(parts)
 
 
-def _find(target: Target, supported: str) -> Any:
-    try:
-        return _resolve(target.name)
-    except (ImportError, AttributeError) as error:
-        raise KvGuardError(
-            f"{target.name}, which {target.purpose}, is not there: {first_line(error)}",
-            remedy=f"run {supported}, for which this guard was written, or switch it off",
-        ) from error
-
-
-def _compare(target: Target, found: Any, supported: str) -> None:
-    if target.parameters is not None and (taken := parameters_of(found)) != target.parameters:
-        raise _differs(target, f"takes ({taken}), not ({target.parameters})", supported)
-    if target.given is None:
-        return
-    parameters = inspect.signature(found).parameters.values()
-    by_name = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-    if gone := [name for name in target.given if name not in by_name]:
-        raise _differs(target, f"has no {gone[0]}", supported)
-    needed = [one.name for one in parameters if one.default is one.empty and one.kind not in _STARS]
-    if new := [name for name in needed if name not in target.given]:
-        raise _differs(target, f"asks for {new[0]}", supported)
-
-
-def _differs(target: Target, how: str, supported: str) -> KvGuardError:
-    return KvGuardError(
-        f"{target.name}, which {target.purpose}, {how}",
-        remedy=f"run {supported}, for which this guard was written, or switch it off",
-    )
-
-
-def _resolve(name: str) -> Any:
+def resolve(name: str) -> Any:
     """The longest part that is a module is imported; the rest are attributes."""
     parts = name.split(".")
     for end in range(len(parts), 0, -1):
@@ -112,3 +92,17 @@ def _resolve(name: str) -> Any:
             found = getattr(found, part)
         return found
     raise ModuleNotFoundError(f"no module named {parts[0]!r}", name=parts[0])
+
+
+def _compare(target: Target, found: Any, supported: Supported) -> None:
+    if target.parameters is not None and (taken := parameters_of(found)) != target.parameters:
+        raise refusal(target, f"takes ({taken}), not ({target.parameters})", supported)
+    if target.given is None:
+        return
+    parameters = inspect.signature(found).parameters.values()
+    by_name = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    if gone := [name for name in target.given if name not in by_name]:
+        raise refusal(target, f"has no {gone[0]}", supported)
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind not in _STARS]
+    if new := [name for name in needed if name not in target.given]:
+        raise refusal(target, f"asks for {new[0]}", supported)

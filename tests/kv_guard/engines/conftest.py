@@ -37,7 +37,7 @@ class Servers:
     def __call__(self, mode=Mode.ABORT, **sizes):
         settings = {"secret": SECRET} | sizes.pop("settings", {})
         guard = register(PluginSettings(mode=mode, **settings))
-        self._taken = {target.path: pkgutil.resolve_name(target.path) for target in TARGETS}
+        self._taken = {target.name: pkgutil.resolve_name(target.name) for target in TARGETS}
         srt("plugins.hook_registry").HookRegistry.apply_hooks()
         serving = self._engine(**sizes).start()
         serving.guard = guard

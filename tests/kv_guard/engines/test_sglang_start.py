@@ -11,7 +11,8 @@ from quantkit.kv_guard.engines.settings import PluginSettings
 from quantkit.kv_guard.engines.sglang.aborts import agreed
 from quantkit.kv_guard.engines.sglang.plugin import register
 from quantkit.kv_guard.engines.sglang.supported import OPTIONS
-from quantkit.kv_guard.engines.sglang.targets import TARGETS, Kind, check_version
+from quantkit.kv_guard.engines.sglang.targets import SUPPORTED, TARGETS, Kind
+from quantkit.kv_guard.engines.targets import check_version
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 from tests.kv_guard.engines.serving_loop import Serving
 from tests.kv_guard.engines.small_sglang.places import srt
@@ -21,14 +22,16 @@ PROMPT = list(range(10, 23))
 
 def test_a_target_that_is_missing(engine, serve, monkeypatch):
     monkeypatch.delattr(srt("mem_cache.allocator.paged").PagedTokenToKVPoolAllocator, "_release_page_ids")
-    with pytest.raises(KvGuardError, match=r"PagedTokenToKVPoolAllocator\._release_page_ids is missing.*0\.5\.23"):
+    with pytest.raises(
+        KvGuardError, match=r"PagedTokenToKVPoolAllocator\._release_page_ids \(.*\) is not there.*SGLang 0\.5\.23"
+    ):
         serve()
 
 
 def test_a_module_that_is_missing(engine, serve, monkeypatch):
     monkeypatch.delitem(sys.modules, "sglang.srt.beam_search.coordinator")
     monkeypatch.delattr(sys.modules["sglang.srt.beam_search"], "coordinator")
-    with pytest.raises(KvGuardError, match=r"BeamCoordinator\.validate_and_init is missing"):
+    with pytest.raises(KvGuardError, match=r"BeamCoordinator\.validate_and_init \(.*\) is not there"):
         serve()
 
 
@@ -51,10 +54,10 @@ def test_no_hook_is_registered_where_one_is_missing(engine, serve, monkeypatch):
 @pytest.mark.parametrize(("version", "is_known"), [("0.5.23", True), ("0.5.23.post1", True), ("0.5.24", False)])
 def test_versions(version, is_known):
     if is_known:
-        check_version(version)
+        check_version(version, SUPPORTED)
     else:
-        with pytest.raises(KvGuardError, match=r"SGLang 0\.5\.24 is not supported; supported are 0\.5\.23"):
-            check_version(version)
+        with pytest.raises(KvGuardError, match=r"SGLang 0\.5\.24 is not supported; run SGLang 0\.5\.23"):
+            check_version(version, SUPPORTED)
 
 
 def fail_to_apply(monkeypatch, *names):

@@ -11,7 +11,8 @@ import pkgutil
 import pytest
 
 from quantkit.kv_guard.engines.sglang.supported import ALLOCATORS, ROW_POOLS, SENT_POOLS, TREES
-from quantkit.kv_guard.engines.sglang.targets import ROOT, TARGETS, parameters_of
+from quantkit.kv_guard.engines.sglang.targets import ROOT, TARGETS
+from quantkit.kv_guard.engines.targets import parameters_of
 from tests.kv_guard.engines.serving_parts import UNGUARDED
 from tests.kv_guard.engines.small_sglang import places
 from tests.kv_guard.engines.test_sglang_faults import *  # noqa: F403  the same scenarios
@@ -88,7 +89,7 @@ def source_of(path):
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_a_target_is_as_it_was_read(target):
-    assert parameters_of(source_of(target.path)) == target.parameters
+    assert parameters_of(source_of(target.name)) == target.parameters
 
 
 def test_the_miniature_has_the_wheels_parameters(monkeypatch):
@@ -103,7 +104,7 @@ def test_the_miniature_has_the_wheels_parameters(monkeypatch):
             )
             for function in functions:
                 path = f"{name}.{function.__qualname__}"
-                if any(path == target.path for target in TARGETS):
+                if any(path == target.name for target in TARGETS):
                     theirs = parameters_of(source_of(path))
                     differ += [path] if parameters_of(function) != theirs else []
     assert differ == []

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from quantkit.kv_guard.engines.targets import original_of
 from quantkit.kv_guard.engines.vllm import plugin
 from quantkit.kv_guard.engines.vllm.events import EVENTS, StepReport, generation_after, signed
 from quantkit.kv_guard.engines.vllm.gather import ReportGatherer
+from quantkit.kv_guard.engines.vllm.wrapping import original_of
 from quantkit.kv_guard.tracker import KvGuardError
 from tests.kv_guard.engines.small_vllm import harness, runners, workers
 from tests.kv_guard.engines.small_vllm import pool as core

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from quantkit.kv_guard.engines.targets import Target, check_targets, original_of
+from quantkit.kv_guard.engines.targets import Supported, Target, check_targets
 from quantkit.kv_guard.engines.vllm import plugin, targets
 from quantkit.kv_guard.engines.vllm.settings import groups_of
+from quantkit.kv_guard.engines.vllm.wrapping import original_of
 from quantkit.kv_guard.tracker import KvGuardError
 from tests.kv_guard.engines.small_vllm import harness, runners, workers
 from tests.kv_guard.engines.small_vllm import pool as core
@@ -18,11 +19,11 @@ from tests.kv_guard.engines.small_vllm import scheduler as scheduling
 from tests.kv_guard.engines.small_vllm.harness import Engine
 
 
-@pytest.mark.parametrize("target", targets.ALL, ids=lambda target: target.name.rpartition("vllm.")[2])
+@pytest.mark.parametrize("target", harness.TARGETS, ids=lambda target: target.name.rpartition("vllm.")[2])
 def test_every_target_is_checked(miniature, target):
     """One that is gone, or takes something else, is named with the versions that are known."""
     check_targets([target], targets.SUPPORTED)
-    with pytest.raises(KvGuardError, match=r"_gone, which .* is not there.*run vLLM 0\.33"):
+    with pytest.raises(KvGuardError, match=r"_gone \(.*\) is not there.*run vLLM 0\.33"):
         check_targets([replace(target, name=f"{target.name}_gone")], targets.SUPPORTED)
     if target.parameters is not None:
         for differs in (f"{target.parameters}, *more", target.parameters.replace("=", ""), f"*, {target.parameters}"):
@@ -55,7 +56,7 @@ class LessTaken:
 def test_what_an_abort_makes_is_checked_at_start(miniature, other, message):
     """Not when the first request is ended."""
     miniature.setattr(sys.modules["vllm.v1.engine"], "EngineCoreOutput", other)
-    with pytest.raises(KvGuardError, match=f"tells a client of its request, {message}; run vLLM"):
+    with pytest.raises(KvGuardError, match=rf"\(tells a client of its request\) {message}; run vLLM"):
         Engine()
 
 
@@ -152,5 +153,5 @@ def test_arrays_that_take_too_much(miniature):
 
 
 def test_a_target_of_no_engine_is_refused():
-    with pytest.raises(KvGuardError, match=r"no_such_engine\.core, which runs, is not there.*run Engine 1"):
-        check_targets([Target(name="no_such_engine.core", purpose="runs")], "Engine 1")
+    with pytest.raises(KvGuardError, match=r"no_such_engine\.core \(runs\) is not there.*run Engine 1"):
+        check_targets([Target(name="no_such_engine.core", purpose="runs")], Supported("Engine", ("1",)))

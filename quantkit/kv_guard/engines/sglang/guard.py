@@ -12,6 +12,7 @@ from torch import Tensor
 from quantkit.kv_guard.engines.logbook import Logbook
 from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import PluginSettings, check_memory, path_of
+from quantkit.kv_guard.engines.sglang.installed import check_installed
 from quantkit.kv_guard.engines.sglang.pool import GuardedPool
 from quantkit.kv_guard.engines.sglang.supported import (
     ALLOCATORS,
@@ -24,7 +25,7 @@ from quantkit.kv_guard.engines.sglang.supported import (
     check_transfers,
     check_unused,
 )
-from quantkit.kv_guard.engines.sglang.targets import ROOT, check_installed
+from quantkit.kv_guard.engines.sglang.targets import ROOT
 from quantkit.kv_guard.identity import PoolIdentity
 from quantkit.kv_guard.settings import GuardSettings, PoolSize
 from quantkit.kv_guard.tracker import KvGuardError
@@ -35,7 +36,7 @@ _BYTES_A_PAGE = 36 + 8 + 2 * 25 + 32  # tag and state, what the cache keeps, wha
 
 
 class Guard:
-    """What the hooks of one process share. ``originals`` are the hooked functions by path, from before they were.
+    """What the hooks of one process share. ``originals`` are the hooked functions by name, from before they were.
 
     All hooks run in the scheduler's thread, which also launches steps, but for one that tells the tracker nothing:
     `transfers.paired`, in the threads of a transfer, reads a flag that was set before there were any.

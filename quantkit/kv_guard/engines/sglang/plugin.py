@@ -41,18 +41,19 @@ def load() -> None:
 def register(settings: "PluginSettings") -> "Guard":
     """Raises KvGuardError, before any hook is registered, where SGLang is not as it was read, or is guarded already."""
     from quantkit.kv_guard.engines.sglang.guard import Guard
-    from quantkit.kv_guard.engines.sglang.targets import ROOT, TARGETS, Kind, check_targets, check_version
+    from quantkit.kv_guard.engines.sglang.targets import ROOT, SUPPORTED, TARGETS, Kind
+    from quantkit.kv_guard.engines.targets import check_targets, check_version
     from quantkit.kv_guard.tracker import KvGuardError
 
-    check_version(importlib.import_module("sglang.version").__version__)
+    check_version(importlib.import_module("sglang.version").__version__, SUPPORTED)
     registry = importlib.import_module(ROOT + "plugins.hook_registry")
     if any(_is_ours(hook) for hooks in registry.HookRegistry._hooks.values() for _, hook, _ in hooks):
         raise KvGuardError("the guard is loaded in this process already", remedy="install the plugin once")
-    guard = Guard(settings, check_targets())
+    guard = Guard(settings, check_targets(TARGETS, SUPPORTED))
     hooks = _hooks_of(guard)
     for target in TARGETS:
         if target.kind is not Kind.CALLED:
-            registry.HookRegistry.register(target.path, hooks(target.hook), registry.HookType(target.kind))
+            registry.HookRegistry.register(target.name, hooks(target.hook), registry.HookType(target.kind))
     _log.info("KV guard: mode %s", settings.mode)
     return guard
 

@@ -1,23 +1,11 @@
-"""Which functions of SGLang are hooked, as data, and a check that each is there as it was read.
+"""What the guard hooks into in SGLang 0.5.23, and what it calls of it, as data."""
 
-SGLang logs what goes wrong in a plugin and serves without it. So the table is checked before a hook is registered
-(`check_targets`), and what SGLang made of the registrations before the first forward (`check_installed`).
-"""
-
-import pkgutil
-import re
-import sys
-import types
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
-from quantkit.errors import first_line
-from quantkit.kv_guard.engines.targets import parameters_of
-from quantkit.kv_guard.tracker import KvGuardError
+from quantkit.kv_guard.engines.targets import Supported, Target
 
-SUPPORTED = ("0.5.23",)
+SUPPORTED = Supported("SGLang", ("0.5.23",))
 ROOT = "sglang.srt."
 
 
@@ -31,22 +19,15 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HookTarget:
-    """A function below `sglang.srt`, its parameters as `parameters_of` writes them, and the hook: group and method."""
+class HookTarget(Target):
+    """With the hook: group and method."""
 
-    name: str
     kind: Kind
-    parameters: str
     hook: str
-    purpose: str
-
-    @property
-    def path(self) -> str:
-        return ROOT + self.name
 
 
 def _target(kind: Kind, name: str, parameters: str, hook: str, purpose: str) -> HookTarget:
-    return HookTarget(name=name, kind=kind, parameters=parameters, hook=hook, purpose=purpose)
+    return HookTarget(name=ROOT + name, kind=kind, parameters=parameters, hook=hook, purpose=purpose)
 
 
 def _called(name: str, parameters: str, purpose: str) -> HookTarget:
@@ -228,62 +209,3 @@ TARGETS: tuple[HookTarget, ...] = (
     ),
     _called("layers.dp_attention.get_dp_tp_group", "", "ranks that run the same batches"),
 )
-
-
-def check_version(version: str) -> None:
-    """Raises KvGuardError for a version that was not read; a post release is its release's."""
-    release = re.split(r"\.post|\+", version, maxsplit=1)[0]
-    if release not in SUPPORTED:
-        raise KvGuardError(f"SGLang {version} is not supported", remedy=f"supported are {', '.join(SUPPORTED)}")
-
-
-def check_targets(targets: Iterable[HookTarget] = TARGETS) -> dict[str, Any]:
-    """Functions by path, before any hook. Raises KvGuardError for one that is missing, or takes other parameters."""
-    found = {}
-    for target in targets:
-        try:
-            function = pkgutil.resolve_name(target.path)
-        except (ImportError, AttributeError) as error:
-            raise _refusal(target, f"is missing: {first_line(error)}") from error
-        parameters = parameters_of(function)
-        if parameters != target.parameters:
-            raise _refusal(target, f"takes ({parameters}), not ({target.parameters})")
-        found[target.path] = function
-    return found
-
-
-def check_installed(originals: Mapping[str, Any], targets: Iterable[HookTarget] = TARGETS) -> None:
-    """Raises KvGuardError for a target that is called past its hook, in its place or where it was imported."""
-    for target in targets:
-        if target.kind is Kind.CALLED:
-            continue
-        original = originals[target.path]
-        if original not in _layers(pkgutil.resolve_name(target.path)):
-            raise _refusal(target, "was not hooked: SGLang's log says why")
-        if isinstance(original, types.FunctionType) and (module := _importer_of(original, target)):
-            raise _refusal(target, f"was not hooked where {module} imported it")
-
-
-def _layers(function: Any) -> list[Any]:
-    """What a hooked function wraps, itself left out."""
-    layers = []
-    while (function := getattr(function, "__wrapped__", None)) is not None:
-        layers.append(function)
-    return layers
-
-
-def _importer_of(original: types.FunctionType, target: HookTarget) -> str | None:
-    """A loaded module that still calls a module's function by its own name for it."""
-    if "." in original.__qualname__:
-        return None
-    name = target.name.rsplit(".", 1)[1]
-    return next(
-        (n for n, module in list(sys.modules.items()) if getattr(module, "__dict__", {}).get(name) is original), None
-    )
-
-
-def _refusal(target: HookTarget, what: str) -> KvGuardError:
-    return KvGuardError(
-        f"{target.path} {what}",
-        remedy=f"the guard knows SGLang {', '.join(SUPPORTED)}; serve with that version, or unset the guard",
-    )

@@ -62,10 +62,11 @@ from collections.abc import Callable
 from importlib import import_module
 
 from quantkit.kv_guard.engines.refusals import Refusals
-from quantkit.kv_guard.engines.settings import VARIABLE, PluginSettings, read_settings
-from quantkit.kv_guard.engines.targets import check_targets, wrap
+from quantkit.kv_guard.engines.settings import PluginSettings, read_settings
+from quantkit.kv_guard.engines.targets import check_targets, check_version
 from quantkit.kv_guard.engines.vllm import targets
-from quantkit.kv_guard.tracker import KvGuardError, Mode
+from quantkit.kv_guard.engines.vllm.wrapping import wrap
+from quantkit.kv_guard.tracker import Mode
 
 _LOG = logging.getLogger("vllm.quantkit_kv_guard")
 
@@ -79,12 +80,7 @@ def register() -> None:
 
 
 def _hang_doors(settings: PluginSettings) -> None:
-    version = import_module("vllm").__version__
-    if not version.startswith(targets.SUPPORTED_PREFIX):
-        raise KvGuardError(
-            f"vLLM {version} is not one that this guard was written for",
-            remedy=f"run {targets.SUPPORTED}, or leave {VARIABLE} out",
-        )
+    check_version(import_module("vllm").__version__, targets.SUPPORTED)
     check_targets(targets.DOORS, targets.SUPPORTED)
     # vLLM goes on without a plugin that cannot be imported: what may fail is imported here, where an error ends it
     hooks = import_module("quantkit.kv_guard.engines.vllm.hooks")

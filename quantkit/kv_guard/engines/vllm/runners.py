@@ -84,6 +84,6 @@ def _check(runner: Any, names: Sequence[str]) -> None:
             if not hasattr(holder, part):
                 raise KvGuardError(
                     f"{type(runner).__module__}.{type(runner).__name__} has no {name}",
-                    remedy=f"run {SUPPORTED}, for which this guard was written, or switch it off",
+                    remedy=SUPPORTED.remedy,
                 )
             holder = getattr(holder, part)

@@ -14,11 +14,11 @@ from typing import Any
 
 from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import PluginSettings
-from quantkit.kv_guard.engines.targets import original_of
 from quantkit.kv_guard.engines.vllm import targets
 from quantkit.kv_guard.engines.vllm.events import EVENTS, StepEvents, StepReport
 from quantkit.kv_guard.engines.vllm.settings import groups_of, num_rows
 from quantkit.kv_guard.engines.vllm.shadow import Shadow
+from quantkit.kv_guard.engines.vllm.wrapping import original_of
 from quantkit.kv_guard.identity import Chains
 from quantkit.kv_guard.tracker import KvGuardError
 

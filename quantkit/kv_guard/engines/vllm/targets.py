@@ -1,9 +1,8 @@
-"""What the guard hooks into in vLLM 0.33, as data: read in the source of 0.33.0, compared at start."""
+"""What the guard hooks into in vLLM 0.33, and what it makes of it: read in the source of 0.33.0, compared at start."""
 
-from quantkit.kv_guard.engines.targets import Target
+from quantkit.kv_guard.engines.targets import Supported, Target
 
-SUPPORTED = "vLLM 0.33"
-SUPPORTED_PREFIX = "0.33."
+SUPPORTED = Supported("vLLM", ("0.33.*",))
 
 _CORE = "vllm.v1.core"
 _SCHEDULER = f"{_CORE}.sched.scheduler.Scheduler"
@@ -174,4 +173,3 @@ WORKER_SIDE = (
     WARM_UP,
     ASYNC_OUTPUT,
 )
-ALL = DOORS + SCHEDULER_SIDE + WORKER_SIDE

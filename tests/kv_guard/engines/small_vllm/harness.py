@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 
 from quantkit.kv_guard.engines.settings import VARIABLE
-from quantkit.kv_guard.engines.targets import original_of
 from quantkit.kv_guard.engines.vllm import plugin, targets
+from quantkit.kv_guard.engines.vllm.wrapping import original_of
 from tests.kv_guard.engines.small_vllm import data, runners, workers
 from tests.kv_guard.engines.small_vllm import pool as core
 from tests.kv_guard.engines.small_vllm import scheduler as scheduling
 
 PAGE_SIZE = 4
+TARGETS = targets.DOORS + targets.SCHEDULER_SIDE + targets.WORKER_SIDE
 _PLACES = {
     "vllm": {"__version__": "0.33.0"},
     "vllm.config": {},
@@ -64,7 +65,7 @@ def miniature_installed(*, only_workers=False):
 
 
 def unhook():
-    for target in targets.ALL:
+    for target in TARGETS:
         holder, _, leaf = target.name.rpartition(".")
         module_name = next((name for name in _prefixes(holder) if name in sys.modules), None)
         found = sys.modules.get(module_name)

@@ -2,7 +2,7 @@
 
 import re
 
-from quantkit.kv_guard.engines.vllm import plugin
+from quantkit.kv_guard.engines import vllm
 from tests.kv_guard.engines import test_vllm_faults as faults
 
 TESTS = {
@@ -37,7 +37,7 @@ OUTCOMES = {
 
 
 def test_what_the_plugin_claims_to_see_has_a_test():
-    claims = dict(re.findall(r"^    (?:\d+|-) +(\S.*?)  +(\S.*)$", plugin.__doc__, re.M))
+    claims = dict(re.findall(r"^    (?:\d+|-) +(\S.*?)  +(\S.*)$", vllm.__doc__, re.M))
     assert claims.keys() == TESTS.keys()
     assert {kind for kind, tests in TESTS.items() if not tests} <= {
         kind for kind, claim in claims.items() if claim.startswith("not seen")

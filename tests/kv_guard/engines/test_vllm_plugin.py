@@ -185,7 +185,7 @@ def test_the_result_of_a_step_is_one_for_vllm(miniature):
     result = engine.runners[0].sample_tokens(None)
     assert isinstance(result, workers.AsyncModelRunnerOutput)
     assert result.get_kv_connector_output() is None
-    assert getattr(result.get_output(), EVENTS) == StepReport(num_violations=0)
+    assert getattr(result.get_output(), EVENTS) == StepReport()
 
 
 def test_an_aggregator_of_connectors_is_asked_too():
@@ -197,7 +197,7 @@ def test_an_aggregator_of_connectors_is_asked_too():
 
     outputs = [SimpleNamespace(), SimpleNamespace()]
     for number, output in enumerate(outputs):
-        setattr(output, EVENTS, StepReport(num_violations=1, ended=(f"r{number}",)))
+        setattr(output, EVENTS, StepReport(ended=(f"r{number}",)))
     gatherer = ReportGatherer(Inner())
     assert getattr(gatherer.aggregate(outputs, 1), EVENTS).ended == ("r0", "r1")
     assert gatherer.answered == 41

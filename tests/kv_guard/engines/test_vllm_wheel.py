@@ -72,9 +72,10 @@ def test_its_executors_wait_for_a_guarded_result():
     outputs = imported("vllm.v1.outputs")
     outputs.AsyncModelRunnerOutput.register(GuardedOutput)
     empty = outputs.EMPTY_MODEL_RUNNER_OUTPUT
-    result = GuardedOutput(empty, SimpleNamespace(report=lambda numbers: StepReport(num_violations=len(numbers))), (1,))
+    guard = SimpleNamespace(report=lambda numbers: StepReport(ended=tuple(f"r{number}" for number in numbers)))
+    result = GuardedOutput(empty, guard, (1,))
     assert isinstance(result, outputs.ModelRunnerOutput | outputs.AsyncModelRunnerOutput)
-    assert getattr(result.get_output(), EVENTS).num_violations == 1
+    assert getattr(result.get_output(), EVENTS).ended == ("r1",)
     assert not hasattr(empty, EVENTS)
 
 
@@ -83,7 +84,7 @@ def test_its_aggregator_keeps_what_the_ranks_report():
     aggregator = imported("vllm.distributed.kv_transfer.kv_connector.utils").KVOutputAggregator(2)
     answers = [outputs.ModelRunnerOutput(["a"], {"a": 0}) for _ in range(2)]
     for number, answer in enumerate(answers):
-        setattr(answer, EVENTS, StepReport(num_violations=1, ended=(f"r{number}",)))
+        setattr(answer, EVENTS, StepReport(ended=(f"r{number}",)))
     gathered = ReportGatherer(aggregator).aggregate(answers, 1)
     assert getattr(gathered, EVENTS).ended == ("r0", "r1")
 

@@ -67,7 +67,6 @@ class StepReport:
     ``spoiled`` are pages that do not hold what they were granted for.
     """
 
-    num_violations: int
     ended: tuple[str, ...] = ()
     first_bad: tuple[FirstBad, ...] = ()
     spoiled: tuple[Spoiled, ...] = ()
@@ -75,7 +74,6 @@ class StepReport:
     def together(self, other: "StepReport") -> "StepReport":
         """Of two ranks."""
         return StepReport(
-            num_violations=self.num_violations + other.num_violations,
             ended=tuple(dict.fromkeys(self.ended + other.ended)),
             first_bad=tuple(dict.fromkeys(self.first_bad + other.first_bad)),
             spoiled=tuple(dict.fromkeys(self.spoiled + other.spoiled)),

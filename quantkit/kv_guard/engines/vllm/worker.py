@@ -129,7 +129,7 @@ class WorkerGuard:
 
     def report(self, numbers: Sequence[int]) -> StepReport | None:
         """Of a step, when its result is at hand; None where the guard goes off. Raises KvGuardError in mode halt."""
-        report = StepReport(num_violations=0)
+        report = StepReport()
         with self.refusals.refusing():
             for group, (logbook, number) in enumerate(zip(self._logbooks, numbers, strict=True)):
                 report = report.together(_report_of(logbook.verdict(number), group))
@@ -275,7 +275,6 @@ def _report_of(verdict: Verdict, group: int) -> StepReport:
         for name in verdict.aborted
     }
     return StepReport(
-        num_violations=len(verdict.violations) + verdict.lost,
         ended=verdict.aborted,
         first_bad=tuple(FirstBad(request=name, group=group, index=first) for name, first in firsts.items()),
         spoiled=tuple(dict.fromkeys(_spoiled(verdict.violations, group))),

@@ -1,4 +1,4 @@
-"""What hooks tell, put off until the next forward, and numbers on their way to the device.
+"""What hooks tell, put off until the next forward.
 
 The scheduler frees, grants and caches pages while a step is still running, on a stream of its own; the pages' content
 is written in the order of the stream that runs the model. A tag must change in that order too: a page that a running
@@ -7,7 +7,7 @@ carried out ahead of the next forward, on its stream.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -27,8 +27,7 @@ def wait_for(tensor: Tensor) -> None:
 class DeferredCalls:
     """Calls that wait for the next forward."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._waiting: list[Callable[[], object]] = []
         self._kept: deque[list[Callable[[], object]]] = deque(maxlen=_KEPT_STEPS)
 
@@ -42,8 +41,3 @@ class DeferredCalls:
         for call in calls:
             call()
         self._kept.append(calls)
-
-    def numbers(self, *columns: Sequence[int]) -> tuple[Tensor, ...]:
-        """Columns of equal length as int64 on the device, in one copy that the host does not wait for."""
-        host = torch.tensor(columns, dtype=torch.int64, pin_memory=self._device.type == "cuda")
-        return host.to(self._device, non_blocking=True).unbind(0)

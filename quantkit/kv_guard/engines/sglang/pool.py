@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantkit.kv_guard.engines.columns import columns_on
 from quantkit.kv_guard.engines.sglang.events import DeferredCalls
 from quantkit.kv_guard.engines.sglang.inbox import Inbox
 from quantkit.kv_guard.engines.sglang.kept_pages import KeptPages
@@ -39,13 +40,13 @@ class GuardedPool:
     """Of one process: one allocator, one pool of rows, the tree above them."""
 
     def __init__(self, settings: GuardSettings, allocator: Any, row_pool: Any, *, receives: bool = False) -> None:
-        device = row_pool.req_to_token.device
+        self._device = device = row_pool.req_to_token.device
         self.allocator = allocator
         self.row_pool = row_pool
         self.page_size = settings.size.page_size
         self._num_pages = settings.size.num_pages
         self.tracker = PageTagTracker(settings, device)
-        self.events = DeferredCalls(device)
+        self.events = DeferredCalls()
         self.kept = KeptPages(settings.size.num_pages, device)
         self.inbox = Inbox(settings.size.num_pages, settings.size.num_rows, device) if receives else None
         self.prefixes: dict[int, Prefixes] = {}  # by row
@@ -121,7 +122,7 @@ class GuardedPool:
         self.kept.step()
 
     def _grant(self, slots: Tensor, new: NewPages, awaits: bool) -> None:
-        places, rows, indices, owners = self.events.numbers(new.places, new.rows, new.indices, new.owners)
+        places, rows, indices, owners = columns_on(self._device, (new.places, new.rows, new.indices, new.owners))
         pages = slots[places].long() // self.page_size
         self.tracker.grant(pages, rows, indices, owners)
         if self.inbox is None:
@@ -158,13 +159,13 @@ class GuardedPool:
         self.tracker.release(pages)
 
     def _take(self, slots: Tensor, row: int, first: int, entries: list[int]) -> None:
-        (at,) = self.events.numbers(entries)
+        (at,) = columns_on(self._device, (entries,))
         indices = torch.arange(first, first + len(entries), device=slots.device)
         pages = self._pages_of(slots[indices * self.page_size])
         self.kept.put(at, pages, self.tracker.cache(pages, torch.full_like(indices, row), indices))
 
     def _share(self, row: int, places: list[int], entries: list[int]) -> None:
-        indices, at = self.events.numbers(places, entries)
+        indices, at = columns_on(self._device, (places, entries))
         self.tracker.share(torch.full_like(indices, row), indices, self.kept.get(at))
 
     def _clear(self) -> None:

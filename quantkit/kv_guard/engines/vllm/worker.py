@@ -2,7 +2,6 @@
 
 import copy
 import logging
-from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quantkit.kv_guard.engines.columns import columns_on
 from quantkit.kv_guard.engines.logbook import Logbook
 from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import PluginSettings, check_memory, path_of
@@ -147,7 +147,7 @@ class WorkerGuard:
 
     def _launch(self, batch: Batch) -> tuple[int, ...]:
         """The step's number of each tracker."""
-        rows = self._on_device([array("q", self._rows_of(batch.requests))])[0]
+        rows = columns_on(self._device, [self._rows_of(batch.requests)])[0]
         count = len(batch.requests)
         lengths = batch.lengths[:count].long()
         computed = lengths - (batch.starts[1 : count + 1] - batch.starts[:count]).long()
@@ -166,7 +166,7 @@ class WorkerGuard:
         return tuple(numbers)
 
     def _apply(self, events: StepEvents) -> None:
-        columns = iter(self._on_device([column for group in events.groups for column in group.columns()]))
+        columns = iter(columns_on(self._device, [column for group in events.groups for column in group.columns()]))
         parts = [_Parts.of(group, columns) for group in events.groups]
         for tracker, part in zip(self.trackers, parts, strict=True):
             if len(part.cached[0]):
@@ -197,18 +197,6 @@ class WorkerGuard:
                 f"request {missing[0]} runs, and the scheduler has granted it nothing", remedy="restart the server"
             )
         return [self._rows[request] for request in requests]
-
-    def _on_device(self, columns: Sequence["array[int]"]) -> list[Tensor]:
-        """int64, all in one copy that waits for nothing."""
-        together = array("q")
-        for column in columns:
-            together.extend(column)
-        if not together:
-            return [torch.empty(0, dtype=torch.int64, device=self._device) for _ in columns]
-        words = torch.frombuffer(together, dtype=torch.int64)
-        if self._device.type == "cuda":
-            words = words.pin_memory().to(self._device, non_blocking=True)
-        return list(torch.split(words, [len(column) for column in columns]))
 
 
 class GuardedOutput:

@@ -28,8 +28,8 @@ SITES = {
         lambda engine: delattr(engine.runners[0], "quantkit_kv_guard"),
         "a step that it did not check",
     ),
-    "events out of order": (lambda engine: setattr(worker(engine), "_next", 7), "came, 7 was next"),
-    "a request that nobody granted": (lambda engine: worker(engine)._rows.clear(), "granted it nothing"),
+    "events out of order": (lambda engine: setattr(worker(engine)._receiver, "_next", 7), "came, 7 was next"),
+    "a request that nobody granted": (lambda engine: worker(engine)._receiver._rows.clear(), "granted it nothing"),
     "more requests than rows": (another_request, "more than 36 requests have pages"),
     "a verdict that was read": (
         lambda engine: worker(engine).trackers[0].verdict(worker(engine).trackers[0]._verdicts.step - 1),

@@ -15,7 +15,7 @@ from quantkit.kv_guard.engines.targets import check_targets, check_version
 from quantkit.kv_guard.engines.vllm import runners, targets
 from quantkit.kv_guard.engines.vllm.events import EVENTS, StepReport
 from quantkit.kv_guard.engines.vllm.gather import ReportGatherer
-from quantkit.kv_guard.engines.vllm.worker import GuardedOutput
+from quantkit.kv_guard.engines.vllm.reports import GuardedOutput
 
 pytestmark = [
     pytest.mark.skipif("QUANTKIT_VLLM" not in os.environ, reason="QUANTKIT_VLLM names no vLLM"),
@@ -72,8 +72,7 @@ def test_its_executors_wait_for_a_guarded_result():
     outputs = imported("vllm.v1.outputs")
     outputs.AsyncModelRunnerOutput.register(GuardedOutput)
     empty = outputs.EMPTY_MODEL_RUNNER_OUTPUT
-    guard = SimpleNamespace(report=lambda numbers: StepReport(ended=tuple(f"r{number}" for number in numbers)))
-    result = GuardedOutput(empty, guard, (1,))
+    result = GuardedOutput(empty, lambda: StepReport(ended=("r1",)))
     assert isinstance(result, outputs.ModelRunnerOutput | outputs.AsyncModelRunnerOutput)
     assert getattr(result.get_output(), EVENTS).ended == ("r1",)
     assert not hasattr(empty, EVENTS)

@@ -11,8 +11,9 @@ from quantkit.kv_guard.engines.targets import Target, check_targets
 from quantkit.kv_guard.engines.vllm import runners, targets
 from quantkit.kv_guard.engines.vllm.events import EVENTS
 from quantkit.kv_guard.engines.vllm.gather import gathering
+from quantkit.kv_guard.engines.vllm.reports import GuardedOutput
 from quantkit.kv_guard.engines.vllm.scheduler import GUARD, SchedulerGuard
-from quantkit.kv_guard.engines.vllm.worker import GuardedOutput, WorkerGuard
+from quantkit.kv_guard.engines.vllm.worker import WorkerGuard
 from quantkit.kv_guard.engines.vllm.wrapping import wrap
 from quantkit.kv_guard.tracker import KvGuardError
 

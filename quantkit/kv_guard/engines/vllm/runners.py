@@ -8,7 +8,8 @@ from torch import Tensor
 from quantkit.kv_guard.engines.settings import PluginSettings
 from quantkit.kv_guard.engines.vllm.settings import groups_of, num_rows, rank_of
 from quantkit.kv_guard.engines.vllm.targets import SUPPORTED
-from quantkit.kv_guard.engines.vllm.worker import Batch, Widths, WorkerGuard
+from quantkit.kv_guard.engines.vllm.trackers import Widths
+from quantkit.kv_guard.engines.vllm.worker import Batch, WorkerGuard
 from quantkit.kv_guard.tracker import KvGuardError
 
 _RANK = ("rank", "world_size", "data_parallel_index")

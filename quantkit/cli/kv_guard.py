@@ -100,7 +100,8 @@ def inspect(
     """
     _check_packages("inspect", "torch", "triton", "safetensors")
     from quantkit.cli.show_kv_guard import show_dump
-    from quantkit.kv_guard.dump import check_dump, read_dump
+    from quantkit.kv_guard.dump_reader import read_dump
+    from quantkit.kv_guard.dump_report import check_dump
 
     pool = read_dump(dump)
     report = check_dump(pool)

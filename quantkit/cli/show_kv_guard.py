@@ -11,7 +11,8 @@ from quantkit.cli.document import head
 from quantkit.kv_guard.incidents import explanation, found_faults
 
 if TYPE_CHECKING:
-    from quantkit.kv_guard.dump import Dump, DumpReport
+    from quantkit.kv_guard.dump import Dump
+    from quantkit.kv_guard.dump_report import DumpReport
     from quantkit.kv_guard.simulation.report import SelfTestReport
 
 _MOST_ROWS = 50

@@ -10,7 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from quantkit.errors import SourceError, UsageError
 from quantkit.kv_guard.dispatch import SPOILED, twins
-from quantkit.kv_guard.dump import Dump, check_dump, digest_of, read_dump, write_dump
+from quantkit.kv_guard.dump import Dump, digest_of, write_dump
+from quantkit.kv_guard.dump_reader import read_dump
+from quantkit.kv_guard.dump_report import check_dump
 from quantkit.kv_guard.faults import Fault
 from tests.kv_guard.pools import IDENTITY, Pool, numbers
 

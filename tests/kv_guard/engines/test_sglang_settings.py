@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from quantkit.kv_guard.dump import check_dump, read_dump
+from quantkit.kv_guard.dump_reader import read_dump
+from quantkit.kv_guard.dump_report import check_dump
 from quantkit.kv_guard.engines.settings import PluginSettings, path_of, read_settings
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 

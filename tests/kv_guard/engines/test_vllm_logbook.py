@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from quantkit.kv_guard.dump import check_dump, read_dump
+from quantkit.kv_guard.dump_reader import read_dump
+from quantkit.kv_guard.dump_report import check_dump
 from quantkit.kv_guard.tracker import KvGuardError
 from tests.kv_guard.engines.small_vllm import harness
 from tests.kv_guard.engines.small_vllm.harness import disturbed

@@ -21,6 +21,7 @@ NEVER = 0  # a row that is not open
 UNGRANTED = 1  # a logical page that an open row was not granted: no null page may stand there
 PRUNED = 4  # pages that a window has left behind: a null page may stand there, and is not to be read
 SHIFTED = 5  # a page whose first token is not in its first slot, by the table of a step
+BEYOND = 6  # the last page that a step has looked at, of a row that has more
 # and found, with the page's mark, by all who read there:
 SPOILED = 2  # somebody has written there, or may, who does not hold it
 UNARRIVED = 3  # it waits for a transfer, whose tag has not landed
@@ -36,7 +37,9 @@ class State(IntEnum):
     FREE = 0
     HELD = 1
     SHARED = 2  # held, and not to be written
-    AWAITING = 3  # held, or reserved, and a transfer may write there
+    AWAITING = 3  # held, and a transfer may write there; so it may from here on
+    STRUCK = 4  # and a token was stored there meanwhile: no tag that lands makes it right
+    RESERVED = 5  # for a transfer, and for no row
 
 
 class Check(IntEnum):
@@ -51,6 +54,8 @@ class Check(IntEnum):
     ARRIVAL = 7
     CONTENT = 8
     LANDING = 9  # nothing is on its way to a page that is handed on
+    ANNOUNCEMENT = 10  # a transfer may write to what a row holds alone
+    OPENING = 11  # a row is opened for one request at a time
 
 
 class Word(IntEnum):
@@ -69,7 +74,8 @@ class Word(IntEnum):
     FOUND_OWNER = 10
     FOUND_PLACE = 11
     SLOT = 12  # of a write; -1 elsewhere
-    DETAIL = 13  # the checksum that was computed
+    DETAIL = 13  # the checksum that was computed; the position of a write; the state of what is announced
+    OPENING = 14  # the number under which the row was opened; 0 where it is not open, or none is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +97,7 @@ class Expectations:
 
     seals_RL: Tensor  # int64, without the mark of a page
     details_RL2: Tensor  # int64: generation, owner; read where a seal is wrong
+    openings_R: Tensor  # int64: a number for each use of a row; 0: not open; read where a seal is wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +106,7 @@ class Captured:
 
     pages_BL: Tensor  # int32
     seals_BL: Tensor  # int64
+    openings_B: Tensor  # int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,18 +131,20 @@ def new_tags(num_pages: int, device: torch.device | str = "cpu") -> PageTags:
 
 
 def new_expectations(num_rows: int, most_pages: int, device: torch.device | str = "cpu") -> Expectations:
-    """24 bytes for each logical page of each row."""
+    """24 bytes for each logical page of each row, and 8 a row."""
     return Expectations(
         seals_RL=torch.zeros(num_rows, most_pages, dtype=torch.int64, device=device),
         details_RL2=torch.zeros(num_rows, most_pages, 2, dtype=torch.int64, device=device),
+        openings_R=torch.zeros(num_rows, dtype=torch.int64, device=device),
     )
 
 
 def new_captured(num_rows: int, most_pages: int, device: torch.device | str = "cpu") -> Captured:
-    """12 bytes for each logical page of each row of a batch."""
+    """12 bytes for each logical page of each row of a batch, and 8 a row."""
     return Captured(
         pages_BL=torch.zeros(num_rows, most_pages, dtype=torch.int32, device=device),
         seals_BL=torch.zeros(num_rows, most_pages, dtype=torch.int64, device=device),
+        openings_B=torch.zeros(num_rows, dtype=torch.int64, device=device),
     )
 
 

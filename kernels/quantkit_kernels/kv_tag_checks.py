@@ -35,7 +35,13 @@ def _check_expectations(expectations: Expectations, beside: Tensor) -> tuple[int
     num_rows, row_pages = expectations.seals_RL.shape
     _check_array("seals_RL", expectations.seals_RL, torch.int64, (num_rows, row_pages))
     _check_array("details_RL2", expectations.details_RL2, torch.int64, (num_rows, row_pages, 2))
-    check_devices(arguments=beside, seals_RL=expectations.seals_RL, details_RL2=expectations.details_RL2)
+    _check_array("openings_R", expectations.openings_R, torch.int64, (num_rows,))
+    check_devices(
+        arguments=beside,
+        seals_RL=expectations.seals_RL,
+        details_RL2=expectations.details_RL2,
+        openings_R=expectations.openings_R,
+    )
     return num_rows, row_pages
 
 
@@ -66,7 +72,7 @@ def check_page_size(page_size: int) -> None:
 def check_table(table: Tensor, rows: Tensor) -> None:
     """Raise ValueError for what is not a table of entries on the device of ``rows``; its rows may be further apart."""
     check_devices(rows=rows, table=table)
-    if table.dtype not in (torch.int32, torch.int64) or table.ndim != 2 or not table.shape[1] or table.stride(1) != 1:
+    if table.dtype not in (torch.int32, torch.int64) or table.ndim != 2 or not table.numel() or table.stride(1) != 1:
         raise ValueError(f"table is int32 or int64 [rows, entries], an entry beside the other, not {seen(table)}")
 
 
@@ -75,7 +81,10 @@ def check_room(captured: Captured, num_rows: int, most_pages: int, beside: Tenso
     shape = tuple(captured.pages_BL.shape)
     _check_array("pages_BL", captured.pages_BL, torch.int32, shape)
     _check_array("seals_BL", captured.seals_BL, torch.int64, shape)
-    check_devices(arguments=beside, pages_BL=captured.pages_BL, seals_BL=captured.seals_BL)
+    _check_array("openings_B", captured.openings_B, torch.int64, shape[:1])
+    check_devices(
+        arguments=beside, pages_BL=captured.pages_BL, seals_BL=captured.seals_BL, openings_B=captured.openings_B
+    )
     if len(shape) != 2 or num_rows > shape[0] or most_pages > shape[1]:
         raise ValueError(f"captured has room for {shape}, not for {num_rows} rows of {most_pages} pages")
     return shape[1]

@@ -74,6 +74,7 @@ def grant_kernel(  # type: ignore[no-untyped-def]
     states_ptr,
     expected_ptr,
     details_ptr,
+    openings_ptr,
     lines_ptr,
     count_ptr,
     pages_ptr,
@@ -110,8 +111,9 @@ def grant_kernel(  # type: ignore[no-untyped-def]
     is_bad = is_entry & (is_again | ~is_inside)
     count = tl.sum(is_bad.to(tl.int32), 0)
     if count > 0:
+        opening = tl.load(openings_ptr + row, mask=is_bad & (row >= 0) & (row < num_rows), other=0)
         line, has_room = begin_lines(
-            lines_ptr, count_ptr, num_lines, is_bad, count, step, _GRANT, row, index, page, 0, 0
+            lines_ptr, count_ptr, num_lines, is_bad, count, step, _GRANT, row, index, page, 0, 0, opening
         )
         write_expected(line, has_room, 0, 0, 0)
         write_found(line, has_room, seal, old_generation, old_owner, place)
@@ -146,6 +148,8 @@ def release_kernel(  # type: ignore[no-untyped-def]
     is_bad = is_entry & (is_again | ~is_inside)
     count = tl.sum(is_bad.to(tl.int32), 0)
     if count > 0:
-        line, has_room = begin_lines(lines_ptr, count_ptr, num_lines, is_bad, count, step, _RELEASE, -1, 0, page, 0, 0)
+        line, has_room = begin_lines(
+            lines_ptr, count_ptr, num_lines, is_bad, count, step, _RELEASE, -1, 0, page, 0, 0, 0
+        )
         write_expected(line, has_room, 0, 0, 0)
         write_found(line, has_room, seal, old_generation, old_owner, place)

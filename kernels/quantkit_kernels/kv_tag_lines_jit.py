@@ -71,7 +71,7 @@ def _write_words(line, has_room, FIRST: tl.constexpr, first, second, third):  # 
 
 @triton.jit
 def begin_lines(  # type: ignore[no-untyped-def]
-    lines_ptr, count_ptr, num_lines, is_bad, count, step, CHECK: tl.constexpr, row, index, page, slot, detail
+    lines_ptr, count_ptr, num_lines, is_bad, count, step, CHECK: tl.constexpr, row, index, page, slot, detail, opening
 ):
     """A line for each of ``count`` that are bad, as far as there is room; all are counted, by one atomic."""
     first = tl.atomic_add(count_ptr, count.to(tl.int64), sem="relaxed")
@@ -81,7 +81,7 @@ def begin_lines(  # type: ignore[no-untyped-def]
     tl.store(line + _CHECK, CHECK, mask=has_room)
     _write_words(line, has_room, _ROW, row, index, page)
     tl.store(line + _SLOT, slot, mask=has_room)
-    _write_words(line, has_room, _DETAIL, detail, 0, 0)
+    _write_words(line, has_room, _DETAIL, detail, opening, 0)
     return line, has_room
 
 

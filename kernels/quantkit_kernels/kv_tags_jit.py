@@ -7,7 +7,7 @@ program without a violation does not enter.
 import triton
 import triton.language as tl
 
-from quantkit_kernels.kv_tag_arrays import FIRST_SEAL, NEVER, PRUNED, SHIFTED, SPOILED, Check, State
+from quantkit_kernels.kv_tag_arrays import BEYOND, FIRST_SEAL, NEVER, PRUNED, SHIFTED, SPOILED, Check, State
 from quantkit_kernels.kv_tag_lines_jit import (
     SIZES,
     VECTORS,
@@ -21,8 +21,10 @@ from quantkit_kernels.kv_tag_lines_jit import (
 )
 
 _NEVER, _PRUNED, _SHIFTED = tl.constexpr(NEVER), tl.constexpr(PRUNED), tl.constexpr(SHIFTED)
+_BEYOND = tl.constexpr(BEYOND)
 _NO_WORD = tl.constexpr(-FIRST_SEAL)
 _SHARED, _SPOILED = tl.constexpr(int(State.SHARED)), tl.constexpr(SPOILED)
+_AWAITING, _STRUCK = tl.constexpr(int(State.AWAITING)), tl.constexpr(int(State.STRUCK))
 _BEFORE_STEP, _AFTER_STEP = tl.constexpr(int(Check.BEFORE_STEP)), tl.constexpr(int(Check.AFTER_STEP))
 _WRITE = tl.constexpr(int(Check.WRITE))
 
@@ -52,19 +54,25 @@ def _judge(  # type: ignore[no-untyped-def]
     is_wrong,
     slot,
     detail,
+    opening_ptrs,
+    is_row,
     step,
     CHECK: tl.constexpr,
     SPOILS: tl.constexpr,
 ):
-    """A line for each page whose seal is not what its row expects, or that is wrong whatever its seal is."""
+    """A line for each page whose seal is not what its row expects, or that is wrong whatever its seal is.
+
+    Returns which pages of the pool are bad, bool [BLOCK].
+    """
     is_inside = is_checked & (page >= 0) & (page < num_pages)
     seal = tl.load(seals_ptr + page, mask=is_inside, other=0)
     found = tl.where(is_inside, seal ^ mark_of(page), _NEVER)
     is_bad = is_checked & ((found != expected) | ((expected & _NO_WORD) == 0) | is_wrong)
     count = tl.sum(is_bad.to(tl.int32), 0)
     if count > 0:
+        opening = tl.load(opening_ptrs, mask=is_bad & is_row, other=0)
         line, has_room = begin_lines(
-            lines_ptr, count_ptr, num_lines, is_bad, count, step, CHECK, row, index, page, slot, detail
+            lines_ptr, count_ptr, num_lines, is_bad, count, step, CHECK, row, index, page, slot, detail, opening
         )
         is_known = has_room & _is_place(row, index, num_rows, row_pages)
         details = details_ptr + detail_at(row, index, row_pages)
@@ -79,6 +87,7 @@ def _judge(  # type: ignore[no-untyped-def]
         write_found(line, has_room, found, generation, owner, place)
         if SPOILS:  # each seal of the program was read by then: their sum was taken
             tl.store(seals_ptr + page, mark_of(page) ^ _SPOILED, mask=is_bad & is_inside)
+    return is_bad & is_inside
 
 
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=VECTORS)
@@ -87,6 +96,7 @@ def check_pages_kernel(  # type: ignore[no-untyped-def]
     records_ptr,
     expected_ptr,
     details_ptr,
+    openings_ptr,
     lines_ptr,
     count_ptr,
     table_ptr,
@@ -95,6 +105,7 @@ def check_pages_kernel(  # type: ignore[no-untyped-def]
     firsts_ptr,
     captured_pages_ptr,
     captured_seals_ptr,
+    captured_openings_ptr,
     num_pages,
     num_rows,
     row_pages,
@@ -117,9 +128,10 @@ def check_pages_kernel(  # type: ignore[no-untyped-def]
     index = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows_ptr + request).to(tl.int64) + tl.zeros((BLOCK,), tl.int64)  # scalar masks break the interpreter
     is_page = index < most_pages
-    is_read = is_page & (index * PAGE_SIZE < tl.load(lengths_ptr + request))
+    last = page_of(tl.load(lengths_ptr + request).to(tl.int64) - 1, PAGE_SIZE)
+    is_read = is_page & (index <= last)
     if HAS_FIRSTS:
-        is_read &= index >= tl.load(firsts_ptr + request)
+        is_read &= index >= tl.minimum(tl.load(firsts_ptr + request).to(tl.int64), last)
     is_listed = (row >= 0) & (row < table_rows)
     column = tl.minimum(index * PAGE_SIZE if BY_TOKEN else index, table_width - 1)
     entry = tl.load(table_ptr + row * table_stride + column, mask=is_read & is_listed, other=-1).to(tl.int64)
@@ -132,7 +144,12 @@ def check_pages_kernel(  # type: ignore[no-untyped-def]
     is_read &= (page != null_page) | ~is_padding | ~is_listed
     if BY_TOKEN:
         expected = tl.where(is_read & (entry != page * PAGE_SIZE), _SHIFTED, expected)
+    expected = tl.where(is_read & (index == most_pages - 1) & (index < last), _BEYOND, expected)
+    is_row = (row >= 0) & (row < num_rows)
     if IS_CAPTURED:
+        is_first = index == 0  # one thread of a request's programs
+        opening = tl.load(openings_ptr + row, mask=is_first & is_row, other=0)
+        tl.store(captured_openings_ptr + request + index, opening, mask=is_first)
         at = request.to(tl.int64) * captured_stride + index
         tl.store(captured_pages_ptr + at, tl.where(is_read, page, -1).to(tl.int32), mask=is_page)
         tl.store(captured_seals_ptr + at, expected, mask=is_page)
@@ -154,6 +171,8 @@ def check_pages_kernel(  # type: ignore[no-untyped-def]
         False,
         -1,
         0,
+        openings_ptr + row,
+        is_row,
         step,
         _BEFORE_STEP,
         False,
@@ -170,6 +189,7 @@ def check_captured_kernel(  # type: ignore[no-untyped-def]
     rows_ptr,
     captured_pages_ptr,
     captured_seals_ptr,
+    captured_openings_ptr,
     num_pages,
     num_rows,
     row_pages,
@@ -204,6 +224,8 @@ def check_captured_kernel(  # type: ignore[no-untyped-def]
         False,
         -1,
         0,
+        captured_openings_ptr + request + tl.zeros((BLOCK,), tl.int64),
+        is_page,
         step,
         _AFTER_STEP,
         False,
@@ -217,6 +239,7 @@ def check_writes_kernel(  # type: ignore[no-untyped-def]
     states_ptr,
     expected_ptr,
     details_ptr,
+    openings_ptr,
     lines_ptr,
     count_ptr,
     slots_ptr,
@@ -244,7 +267,7 @@ def check_writes_kernel(  # type: ignore[no-untyped-def]
     expected = tl.load(expected_ptr + row * row_pages + index, mask=is_known, other=_NEVER)
     state = tl.load(states_ptr + page, mask=is_stored & (page < num_pages), other=0)
     is_out_of_place = slot - page * PAGE_SIZE != position - index * PAGE_SIZE
-    _judge(
+    is_spoiled = _judge(
         seals_ptr,
         records_ptr,
         details_ptr,
@@ -262,7 +285,10 @@ def check_writes_kernel(  # type: ignore[no-untyped-def]
         (state == _SHARED) | is_out_of_place,
         slot,
         position,
+        openings_ptr + row,
+        (row >= 0) & (row < num_rows),
         step,
         _WRITE,
         True,
     )
+    tl.store(states_ptr + page, _STRUCK, mask=is_spoiled & (state >= _AWAITING))

@@ -5,6 +5,7 @@ from types import ModuleType
 import torch
 
 from quantkit_kernels.kv_tag_arrays import (
+    BEYOND,
     FREE_INDEX,
     MARK,
     MOST_PAGES,
@@ -30,6 +31,7 @@ from quantkit_kernels.kv_tag_arrays import (
 from quantkit_kernels.reference import kv_tags as twins
 
 __all__ = [
+    "BEYOND",
     "FREE_INDEX",
     "MARK",
     "MOST_PAGES",

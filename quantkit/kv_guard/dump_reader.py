@@ -87,7 +87,11 @@ def _checked_dump(
         identity=identity,
         size=size,
         tags=PageTags(seals_P=tensors["seals"], records_P3=tensors["records"], states_P=tensors["states"]),
-        expectations=Expectations(seals_RL=tensors["expected_seals"], details_RL2=tensors["expected_details"]),
+        expectations=Expectations(
+            seals_RL=tensors["expected_seals"],
+            details_RL2=tensors["expected_details"],
+            openings_R=torch.arange(size.num_rows),  # requests are named by their rows here
+        ),
         step=Step(
             table=table,
             rows=rows,

@@ -73,14 +73,15 @@ def check_dump(dump: Dump) -> DumpReport:
     unmarked = dump.tags.seals_P ^ twins.mark_of(pages)
     is_spoiled = unmarked == SPOILED
     states_P = dump.tags.states_P
-    is_known = (states_P >= State.FREE) & (states_P <= State.AWAITING)
-    is_waiting = (states_P == State.AWAITING) | ((unmarked == UNARRIVED) & (states_P != State.FREE))
+    is_known = (states_P >= State.FREE) & (states_P <= max(State))
+    is_awaiting = is_known & (states_P >= State.AWAITING)
+    is_waiting = is_awaiting | ((unmarked == UNARRIVED) & (states_P != State.FREE))
     is_torn = ~is_spoiled & ~is_waiting & (~is_whole | ~is_known | (is_free != (states_P == State.FREE)))
     expected = set(dump.expectations.seals_RL.flatten().tolist())
     found, states = unmarked.tolist(), Counter(states_P.tolist())
     return DumpReport(
-        num_held=states[State.HELD] + states[State.AWAITING],
-        num_awaiting=states[State.AWAITING],
+        num_held=states[State.HELD] + int(is_awaiting.sum()),
+        num_awaiting=int(is_awaiting.sum()),
         num_shared=states[State.SHARED],
         num_free=states[State.FREE],
         num_checked=int(((step.lengths + size.page_size - 1) // size.page_size).sum()),

@@ -14,6 +14,7 @@ class Fault(StrEnum):
     OTHER_OWNER = "other_owner"
     MISPLACED = "misplaced"
     SHIFTED = "shifted"
+    BEYOND = "beyond"
     OTHER_PAGE = "other_page"
     TORN = "torn"
     GRANTED_TWICE = "granted_twice"
@@ -24,6 +25,7 @@ class Fault(StrEnum):
     SPOILED = "spoiled"
     NOT_ARRIVED = "not_arrived"
     CONTENT = "content"
+    ROW_TAKEN = "row_taken"
 
 
 MEANING: Mapping[Fault, str] = {
@@ -34,6 +36,7 @@ MEANING: Mapping[Fault, str] = {
     Fault.OTHER_OWNER: "the page is another prefix's: it was released and granted again, or the row is not its own",
     Fault.MISPLACED: "the page is the row's own and stands at another place",
     Fault.SHIFTED: "the row is shifted within its pages: one's first token is not in its first slot",
+    Fault.BEYOND: "the row has more pages than the engine said that a step reads: what lies behind was not looked at",
     Fault.OTHER_PAGE: "the tag is that of another page: a copy, a move or a transfer brought it here",
     Fault.TORN: "the tag agrees with no page: it was overwritten in part",
     Fault.GRANTED_TWICE: "the page was granted while it was held: it stood in the free list twice",
@@ -44,6 +47,7 @@ MEANING: Mapping[Fault, str] = {
     Fault.SPOILED: "somebody who does not hold the page has written there, or may",
     Fault.NOT_ARRIVED: "the transfer to the page has not come: nothing that was sent lies there yet",
     Fault.CONTENT: "the content has another checksum than it left with",
+    Fault.ROW_TAKEN: "the row was opened for a request while it was another's: both are named",
 }
 
 MOMENTS: Mapping[str, str] = {
@@ -53,6 +57,8 @@ MOMENTS: Mapping[str, str] = {
     "grant": "at the grant",
     "release": "at the release",
     "landing": "when a page was handed on",
+    "announcement": "when a transfer was announced",
+    "opening": "when a row was opened",
     "holder": "at the source of a copy",
     "arrival": "at the arrival of a copy",
     "content": "by the checksum at arrival",

@@ -94,6 +94,8 @@ def explanation(incident: dict[str, Any]) -> str:
 def _what(incident: dict[str, Any]) -> str:
     expected, found = incident["expected"], incident["found"]
     who = "no request" if incident["request"] is None else f"request {one_line(incident['request'])}"
+    if incident["fault"] == Fault.ROW_TAKEN:
+        return f"{who}: row {incident['row']}: {MEANING[Fault.ROW_TAKEN]}"
     place = "" if incident["index"] is None else f"logical page {incident['index']}, "
     wanted = "nothing" if expected is None else f"generation {expected['generation']} of owner {expected['owner']}"
     was = "free" if found["index"] is None else f"logical page {found['index']} of owner {found['owner']}"

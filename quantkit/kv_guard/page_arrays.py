@@ -6,25 +6,36 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quantkit.kv_guard.dispatch import Expectations, PageTags, Ring, twins
+from quantkit.kv_guard.dispatch import Expectations, PageTags, Ring, Word, twins
+
+Words = dict[Word, Tensor | int]
+"""Of lines: a number each [N], or one for all."""
+NO_TRANSFER = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageArrays:
-    """What lies beside a pool. A transfer was announced for a holder who is gone, and is not drained: its pages are
-    dirty; one that was when it was handed on, or in which a tag had landed by then, is touched."""
+    """What lies beside a pool. A page is touched in which a tag had landed when it was handed on, or to which by then a
+    transfer might have written that is gone: announced for a former holder, and not over."""
 
     tags: PageTags
     expectations: Expectations
     ring: Ring
-    dirty_P: Tensor  # bool
+    transfers_P: Tensor  # int64: which of them was announced last
+    gone_P: Tensor  # int32: how many
     touched_P: Tensor  # bool
 
 
 def new_arrays(tags: PageTags, expectations: Expectations, ring: Ring) -> PageArrays:
-    """Nothing is dirty."""
-    dirty = torch.zeros_like(tags.states_P, dtype=torch.bool)
-    return PageArrays(tags=tags, expectations=expectations, ring=ring, dirty_P=dirty, touched_P=dirty.clone())
+    """No transfer was announced."""
+    return PageArrays(
+        tags=tags,
+        expectations=expectations,
+        ring=ring,
+        transfers_P=torch.full_like(tags.seals_P, NO_TRANSFER),
+        gone_P=torch.zeros_like(tags.states_P),
+        touched_P=torch.zeros_like(tags.states_P, dtype=torch.bool),
+    )
 
 
 def read(array: Tensor, at_N: Tensor, other: int) -> Tensor:
@@ -49,6 +60,11 @@ def put(array: Tensor, at_N: Tensor, values: Tensor | int, where_N: Tensor | Non
     places = torch.where(is_any, at_N[entries], 0)
     meant = values[entries] if isinstance(values, Tensor) else values
     array.index_put_((places,), torch.where(is_any, meant, array[places]))
+
+
+def states_of(tags: PageTags, pages_N: Tensor) -> Tensor:
+    """-1 of pages that the pool does not have."""
+    return read(tags.states_P, pages_N, -1)
 
 
 def places_of(expectations: Expectations, rows_N: Tensor, indices_N: Tensor) -> Tensor:

@@ -2,17 +2,19 @@
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from quantkit.kv_guard import page_events
+from quantkit.kv_guard import page_events, transfer_events
 from quantkit.kv_guard.dispatch import (
     NEVER,
     PRUNED,
     UNGRANTED,
     Captured,
     State,
+    Word,
     new_captured,
     new_expectations,
     new_ring,
@@ -21,8 +23,8 @@ from quantkit.kv_guard.dispatch import (
     twins,
 )
 from quantkit.kv_guard.identity import Chains
-from quantkit.kv_guard.page_arrays import new_arrays
-from quantkit.kv_guard.page_events import Subject
+from quantkit.kv_guard.own_pages import own_pages
+from quantkit.kv_guard.page_arrays import Words, new_arrays
 from quantkit.kv_guard.settings import GuardSettings
 from quantkit.kv_guard.tracker import Held, KvGuardError, Mode, NullTracker, Step, Tracker, Verdict
 from quantkit.kv_guard.verdicts import Verdicts
@@ -46,7 +48,8 @@ class PageTagTracker:
         self.metrics = self._verdicts.metrics
         self._captured: Captured = new_captured(size.num_rows, size.most_pages, device)
         first = settings.first_generation
-        self._generation = (secrets.randbits(64) or 1) if first is None else first
+        self._first_generation = (secrets.randbits(64) or 1) if first is None else first
+        self._generation = self._first_generation
         self._launched: Step | None = None
         self._arrays = new_arrays(self.tags, self.expectations, self._ring)
         self._has_transfers = False  # nothing is looked at that only they could have done
@@ -55,26 +58,29 @@ class PageTagTracker:
     @property
     def names(self) -> Mapping[int, str]:
         """The requests of rows."""
-        return self._verdicts.names
+        return self._verdicts.openings.by_row
 
     def open(self, row: int, request: str) -> None:
-        self._verdicts.names[row] = request
-        self._expect_nothing(row, UNGRANTED)
+        former, opening = self._verdicts.openings.open(row, request)
+        if former:
+            page_events.check_vacant(self._arrays, row, (former, opening), self._verdicts.step)
+        self._expect_nothing(row, UNGRANTED, opening)
 
     def close(self, row: int) -> None:
-        self._verdicts.names.pop(row, None)
-        self._expect_nothing(row, NEVER)
+        self._verdicts.openings.close(row)
+        self._expect_nothing(row, NEVER, 0)
 
-    def _expect_nothing(self, row: int, instead: int) -> None:
+    def _expect_nothing(self, row: int, instead: int, opening: int) -> None:
         if 0 <= row < self.settings.size.num_rows:
             self.expectations.seals_RL[row].fill_(instead)
+            self.expectations.openings_R[row].fill_(opening)
 
     def grant(
         self, pages: Tensor, rows: Tensor, indices: Tensor, owners: Tensor, first_generation: int | None = None
     ) -> None:
         drawn = self._next_generations(len(pages)) if first_generation is None else first_generation
         if self._has_transfers:
-            page_events.check_untouched(self._arrays, pages, self._subject(rows), indices)
+            transfer_events.check_untouched(self._arrays, pages, self._subject(rows) | {Word.INDEX: indices})
         self._ops.grant_pages(
             self.tags,
             self.expectations,
@@ -87,11 +93,11 @@ class PageTagTracker:
             step=self._verdicts.step,
         )
         if self._has_transfers:
-            page_events.spoil_touched(self._arrays, pages)
+            transfer_events.spoil_touched(self._arrays, pages)
 
     def release(self, pages: Tensor) -> None:
         if self._has_transfers:
-            page_events.check_over(self._arrays, pages, self._subject(-1))
+            transfer_events.check_over(self._arrays, pages, self._subject(-1))
         self._ops.release_pages(
             self.tags, self._ring, pages, first_generation=self._next_generations(len(pages)), step=self._verdicts.step
         )
@@ -133,33 +139,34 @@ class PageTagTracker:
         page_events.forget(self.expectations, rows, self._indices(rows) < firsts[:, None], PRUNED)
 
     def clear(self) -> None:
-        self._verdicts.names.clear()
+        self._verdicts.openings.clear()
         self.expectations.seals_RL.fill_(NEVER)
+        self.expectations.openings_R.fill_(0)
         if self._has_transfers:
             every = torch.arange(self.tags.num_pages, device=self.tags.seals_P.device)
-            page_events.check_over(self._arrays, every, self._subject(-1))
+            transfer_events.check_over(self._arrays, every, self._subject(-1))
         page_events.free_all(self.tags, self._next_generations(self.tags.num_pages))
 
-    def announce(self, pages: Tensor) -> None:
+    def announce(self, pages: Tensor, transfer: int) -> None:
         self._has_transfers = True
-        page_events.await_pages(self.tags, pages)
+        transfer_events.await_pages(self._arrays, pages, transfer, self._subject(-1))
 
-    def drained(self, pages: Tensor) -> None:
-        page_events.drain(self._arrays, pages)
+    def drained(self, pages: Tensor, transfer: int | None) -> None:
+        transfer_events.drain(self._arrays, pages, transfer)
 
-    def reserve(self, pages: Tensor) -> None:
+    def reserve(self, pages: Tensor, transfer: int) -> None:
         self._has_transfers = True
-        page_events.reserve_pages(self._arrays, pages, self._subject(-1))
+        transfer_events.reserve_pages(self._arrays, pages, transfer, self._subject(-1))
 
     def send(self, pages: Tensor, held: Held, checksums: Tensor | None = None) -> Tensor:
         self.sent(pages, held)
-        return page_events.wire_tags(self.tags, pages, checksums)
+        return transfer_events.wire_tags(self.tags, pages, checksums)
 
     def lift(self, pages: Tensor) -> Tensor:
-        return page_events.wire_tags(self.tags, pages, None)
+        return transfer_events.wire_tags(self.tags, pages, None)
 
     def land(self, pages: Tensor, tags: Tensor) -> None:
-        page_events.land_tags(self.tags, pages, tags)
+        transfer_events.land_tags(self.tags, pages, tags)
 
     def sent(self, pages: Tensor, held: Held) -> None:
         page_events.check_holder(self._arrays, pages, held, self._subject(-1))
@@ -170,18 +177,18 @@ class PageTagTracker:
 
     def arrive(self, pages: Tensor, rows: Tensor, indices: Tensor, checksums: Tensor | None = None) -> None:
         held = page_events.held_by(self.expectations, rows, indices)
-        page_events.accept_arrived(self._arrays, pages, held, checksums, self._subject(rows))
-        page_events.set_states(self.tags, pages, of=State.AWAITING, to=State.HELD)
+        of = self._subject(rows)
+        transfer_events.accept_arrived(self._arrays, pages, held, checksums, of, state=State.HELD)
 
     def store(self, pages: Tensor, held: Held, checksums: Tensor | None = None) -> Held:
         own = twins.generations(self._next_generations(len(pages)), len(pages), pages.device)
         kept = Held(generations=own, owners=held.owners.to(own.device), indices=held.indices.to(own.device))
-        page_events.accept_arrived(self._arrays, pages, kept, checksums, self._subject(-1))
-        page_events.set_states(self.tags, pages, of=State.AWAITING, to=State.SHARED)
+        of = self._subject(-1)
+        transfer_events.accept_arrived(self._arrays, pages, kept, checksums, of, state=State.SHARED)
         return kept
 
     def own_pages(self, row: int, first: int, pages: Tensor) -> Tensor:
-        return page_events.own_pages(self._arrays, row, first, pages)
+        return own_pages(self._arrays, row, first, pages, (self._first_generation, self._generation))
 
     def before_step(self, step: Step) -> int:
         if step.most_pages > self.settings.size.most_pages or len(step.rows) > self.settings.size.num_rows:
@@ -194,8 +201,7 @@ class PageTagTracker:
                 "a step was launched before the one ahead of it was checked behind it",
                 remedy="call after_step behind each step, in the order of its stream",
             )
-        number = self._verdicts.step
-        self._verdicts.launch()
+        number, most_pages = self._verdicts.step, max(step.most_pages, 1)  # of rows that have tokens one is looked at
         with self._verdicts.stopwatch:
             self._ops.check_pages(
                 self.tags,
@@ -207,13 +213,13 @@ class PageTagTracker:
                 step.firsts,
                 page_size=self.settings.size.page_size,
                 by_token=step.by_token,
-                most_pages=step.most_pages,
+                most_pages=most_pages,
                 step=number,
                 null_page=self.settings.size.null_page,
                 captured=self._captured,
             )
-        self._launched = step
-        self._verdicts.count_checked(len(step.rows) * step.most_pages)
+        self._launched = replace(step, most_pages=most_pages)
+        self._verdicts.count_checked(len(step.rows) * most_pages)
         return number
 
     def launched_pages(self) -> Tensor:
@@ -261,8 +267,8 @@ class PageTagTracker:
         assert self._launched is None, "a step is running"
         return self._verdicts.settle()
 
-    def _subject(self, rows: Tensor | int) -> Subject:
-        return Subject(rows=rows, step=self._verdicts.step)
+    def _subject(self, rows: Tensor | int) -> Words:
+        return page_events.subject(self.expectations, rows, self._verdicts.step)
 
     def _indices(self, beside: Tensor) -> Tensor:
         return torch.arange(self.settings.size.most_pages, device=beside.device)[None]

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantkit.kv_guard.dispatch import Check, Ring
-from quantkit.kv_guard.tracker import STEP_CHECKS
+from quantkit.kv_guard.dispatch import Ring
 
 
 class Stopwatch:
@@ -54,35 +53,13 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
-    """The requests of rows: what a step reads belongs to those that had them when it was launched, an event to those
-    that have them at the end of the step.
-
-    An event of a row that was closed and opened for another request since the step before is that one's by name: a line
-    says which row it speaks of, not which of its requests. The former has ended by then, and the next is ended without
-    need; to name neither would let faults of the next pass (the self-test shows it).
-    """
-
-    launched: Mapping[int, str]
-    now: Mapping[int, str]
-
-    def of(self, check: Check) -> Mapping[int, str]:
-        """For lines of a check."""
-        return self.launched if check.name.lower() in STEP_CHECKS else self.now
-
-    @property
-    def all(self) -> list[str]:
-        """Each once."""
-        return list(dict.fromkeys([*self.launched.values(), *self.now.values()]))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What the ring held behind a step. ``ready`` is the event of the copy, None where it is done."""
+    """What the ring held behind a step, and ``names`` by openings. ``ready`` is the event of the copy, None where it is
+    done."""
 
     step: int
     num_checked: int
-    names: "Names"
+    names: Mapping[int, str]
     count: Tensor
     lines: Tensor
     ready: Any

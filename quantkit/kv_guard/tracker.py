@@ -65,8 +65,8 @@ class Step:
     rows and their tokens. ``firsts`` [B] are the first pages that the kernel reads, as behind a window: from there on a
     null page is read as data, and is a violation. Where they are None it is padding wherever a row that is pruned
     expects nothing. In rows that nobody has opened null pages are padding in any case.
-    ``most_pages`` is the longest of them in pages, known without asking the device. ``is_steady``: nothing may write
-    these rows of the table while the step runs, so that they are read again behind it.
+    ``most_pages`` is the longest of them in pages, known without asking the device; a longer one is a violation.
+    ``is_steady``: nothing may write these rows of the table while the step runs, so that they are read again behind it.
     """
 
     table: "Tensor"
@@ -113,7 +113,7 @@ class Tracker(Protocol):
         """Of the verdicts that were read."""
 
     def open(self, row: int, request: str) -> None:
-        """A request begins in a row, which expects nothing yet."""
+        """A request begins in a row, which expects nothing yet. A row that was not closed is a violation of both."""
 
     def close(self, row: int) -> None:
         """The request of a row has ended; its pages are released on their own."""
@@ -156,21 +156,24 @@ class Tracker(Protocol):
     def clear(self) -> None:
         """Every page is free and every row empty, as after a flush of the cache."""
 
-    def announce(self, pages: "Tensor") -> None:
+    def announce(self, pages: "Tensor", transfer: int) -> None:
         """Granted pages are a transfer's: it may write there until `arrive`, or until it is `drained`.
 
-        Whoever reads or passes them on before is a violation: nothing has come there yet.
+        Whoever reads or passes them on before is a violation: nothing has come there yet; so is a page that is free,
+        that others read, or that another transfer was announced for. ``transfer`` is a number of the caller's, 0 or
+        above; no two that are not over have the same. A page's part of it is over once.
         """
 
-    def drained(self, pages: "Tensor") -> None:
+    def drained(self, pages: "Tensor", transfer: int | None) -> None:
         """A transfer was given up, and nothing of it is on its way to pages any more: they may be released.
 
         Those to which nothing has come are their row's as before the announcement, which may compute them itself.
 
-        Told only after the pages were released it still ends that every later holder of them is a violation.
+        Told only after the pages were released it still ends that every later holder of them is a violation, unless
+        another transfer to a former holder is not over yet. None: all to former holders are, or as good as.
         """
 
-    def reserve(self, pages: "Tensor") -> None:
+    def reserve(self, pages: "Tensor", transfer: int) -> None:
         """Free pages are taken for no row, and announced: a copy will arrive there, see `store`."""
 
     def send(self, pages: "Tensor", held: Held, checksums: "Tensor | None" = None) -> "Tensor":

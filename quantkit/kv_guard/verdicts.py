@@ -2,15 +2,17 @@
 
 import logging
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor
 
-from quantkit.kv_guard.dispatch import Check, Ring, Word
+from quantkit.kv_guard.dispatch import Ring
 from quantkit.kv_guard.incidents import IncidentFile
 from quantkit.kv_guard.metrics import Metrics
+from quantkit.kv_guard.openings import Openings
 from quantkit.kv_guard.settings import GuardSettings
-from quantkit.kv_guard.snapshots import Names, Snapshot, Stopwatch, copy_ring
+from quantkit.kv_guard.snapshots import Snapshot, Stopwatch, copy_ring
 from quantkit.kv_guard.tracker import KvGuardError, Mode, Verdict, aborted_requests
 from quantkit.kv_guard.violations import Violation, read_line
 
@@ -19,24 +21,19 @@ _log = logging.getLogger(__name__)
 
 
 class Verdicts:
-    """Of one pool. ``step`` is the number of the step that is checked now; ``names`` are the requests of its rows."""
+    """Of one pool. ``step`` is the number of the step that is checked now."""
 
     def __init__(self, settings: GuardSettings, ring: Ring, on: Tensor) -> None:
         self._settings = settings
         self._ring = ring
         self.metrics = Metrics(settings.identity)
         self._incidents = IncidentFile(settings.incidents, settings.identity)
-        self.names: dict[int, str] = {}
-        self._launched_names: dict[int, str] = {}
+        self.openings = Openings()
         self.step = 0
         self.stopwatch = Stopwatch(on)
         self._num_checked = 0
         self._snapshots: deque[Snapshot] = deque()
         self._owed: dict[str, None] = {}  # requests to end whose verdict nobody asked for, in order
-
-    def launch(self) -> None:
-        """A step is checked that will read what the rows have now."""
-        self._launched_names = dict(self.names)
 
     def count_checked(self, num_pages: int) -> None:
         """Pages that were checked in this step."""
@@ -75,7 +72,7 @@ class Verdicts:
         return Snapshot(
             step=self.step,
             num_checked=self._num_checked,
-            names=Names(launched=self._launched_names, now=dict(self.names)),
+            names=self.openings.take(),
             count=count,
             lines=lines,
             ready=ready,
@@ -88,7 +85,7 @@ class Verdicts:
         kept = snapshot.lines[: min(count, self._ring.num_lines)].tolist()
         violations = tuple(self._violation(line, snapshot.names) for line in kept)
         lost = count - len(violations)
-        aborted = aborted_requests(violations, self._settings.mode, lost=lost, requests=snapshot.names.all)
+        aborted = aborted_requests(violations, self._settings.mode, lost=lost, requests=snapshot.names.values())
         verdict = Verdict(step=snapshot.step, violations=violations, lost=lost, aborted=aborted)
         self.metrics.count(verdict, num_pages=snapshot.num_checked, seconds=snapshot.timing.seconds)
         self._write_down(violations)
@@ -112,6 +109,6 @@ class Verdicts:
             self.metrics.unwritten += len(violations)
             _log.error("KV guard: %s incidents are not written down: %s", len(violations), error)
 
-    def _violation(self, line: list[int], names: Names) -> Violation:
-        size, requests = self._settings.size, names.of(Check(line[Word.CHECK]))
-        return read_line(line, requests, num_pages=size.num_pages, page_size=size.page_size)
+    def _violation(self, line: list[int], names: Mapping[int, str]) -> Violation:
+        size = self._settings.size
+        return read_line(line, names, num_pages=size.num_pages, page_size=size.page_size)

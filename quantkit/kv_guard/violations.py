@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from quantkit.kv_guard.dispatch import (
+    BEYOND,
     FREE_INDEX,
     MOST_PAGES,
     NEVER,
@@ -14,6 +15,7 @@ from quantkit.kv_guard.dispatch import (
     UNARRIVED,
     UNGRANTED,
     Check,
+    State,
     Word,
 )
 from quantkit.kv_guard.faults import MEANING, Fault
@@ -50,7 +52,8 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One failed check; ``row`` and ``request`` are None where a page is at fault and no row was at hand."""
+    """One failed check; ``row`` and ``request`` are None where a page is at fault and no row was at hand, ``request``
+    alone where nobody had the row."""
 
     step: int
     check: str
@@ -63,7 +66,8 @@ class Violation:
     def text(self) -> str:
         """One line, for an error or a log, whatever the request is called."""
         who = "no request" if self.request is None else f"request {one_line(self.request)}"
-        return f"{who}, physical page {self.evidence.page}: {MEANING[self.fault]}"
+        where = f"row {self.row}" if self.fault is Fault.ROW_TAKEN else f"physical page {self.evidence.page}"
+        return f"{who}, {where}: {MEANING[self.fault]}"
 
     def document(self) -> dict[str, object]:
         """For an incident file: seals, generations and owners in hexadecimal. It holds no token."""
@@ -84,18 +88,20 @@ class Violation:
 
 
 def read_line(words: Sequence[int], requests: Mapping[int, str], *, num_pages: int, page_size: int) -> Violation:
-    """``words`` are a line of the ring, int64; ``requests`` the names of the rows when the step was launched."""
+    """``words`` are a line of the ring, int64; ``requests`` names by opening."""
     check, row = Check(words[Word.CHECK]), words[Word.ROW]
     evidence = _evidence(words, check, has_row=row >= 0)
-    fault = _AT_A_GLANCE.get(check)
-    if not 0 <= evidence.page < num_pages:
+    fault = _OF_A_CHECK.get(check)
+    if check is Check.ANNOUNCEMENT:
+        fault = _OF_A_STATE.get(words[Word.DETAIL], Fault.LANDING)
+    if check is not Check.OPENING and not 0 <= evidence.page < num_pages:
         fault = Fault.OUTSIDE_POOL
     return Violation(
         step=words[Word.STEP],
         check=check.name.lower(),
         fault=fault or _fault_of(evidence, check, page_size),
         row=row if row >= 0 else None,
-        request=requests.get(row),
+        request=requests.get(words[Word.OPENING]),
         evidence=evidence,
     )
 
@@ -127,10 +133,8 @@ def _evidence(words: Sequence[int], check: Check, *, has_row: bool) -> Evidence:
 
 def _fault_of(evidence: Evidence, check: Check, page_size: int) -> Fault:
     """The first that explains it; what the seal says comes before what the record says."""
-    if evidence.expected_seal in (NEVER, UNGRANTED, PRUNED):
-        return Fault.NEVER_GRANTED
-    if evidence.expected_seal == SHIFTED:
-        return Fault.SHIFTED
+    if evidence.expected_seal in _OF_NO_SEAL:
+        return _OF_NO_SEAL[evidence.expected_seal]
     if evidence.found_seal == SPOILED:
         return Fault.SPOILED
     is_right = evidence.found_seal == evidence.expected_seal
@@ -147,12 +151,24 @@ def _fault_of_write(evidence: Evidence, page_size: int) -> Fault:
     return Fault.WRITE_OUT_OF_PLACE if is_out else Fault.WRITE_TO_SHARED
 
 
-_AT_A_GLANCE = {
+_OF_NO_SEAL = {
+    NEVER: Fault.NEVER_GRANTED,
+    UNGRANTED: Fault.NEVER_GRANTED,
+    PRUNED: Fault.NEVER_GRANTED,
+    SHIFTED: Fault.SHIFTED,
+    BEYOND: Fault.BEYOND,
+}
+_OF_A_CHECK = {
     Check.GRANT: Fault.GRANTED_TWICE,
     Check.RELEASE: Fault.FREED_TWICE,
     Check.CONTENT: Fault.CONTENT,
     Check.LANDING: Fault.LANDING,
+    Check.OPENING: Fault.ROW_TAKEN,
 }
+_OF_A_STATE: Mapping[int, Fault] = {
+    State.FREE: Fault.FREED,
+    State.SHARED: Fault.WRITE_TO_SHARED,
+}  # of a page that a transfer is to write
 
 
 def _seal_of(tag: Tag) -> int:

@@ -60,11 +60,11 @@ class Pool:
 
     @property
     def expectations(self):
-        return Expectations(seals_RL=self.seals_RL, details_RL2=self.details_RL2)
+        return Expectations(seals_RL=self.seals_RL, details_RL2=self.details_RL2, openings_R=self.openings_R)
 
     @property
     def captured(self):
-        return Captured(pages_BL=self.pages_BL, seals_BL=self.seals_BL)
+        return Captured(pages_BL=self.pages_BL, seals_BL=self.seals_BL, openings_B=self.openings_B)
 
     @property
     def ring(self):
@@ -94,6 +94,8 @@ def new_pool(device, *, num_pages, num_rows=4, most_pages=8, num_lines=64, batch
     pool.add("states_P", (num_pages,), torch.int32, device, 0)
     pool.add("seals_RL", (num_rows, most_pages), word, device, 0)
     pool.add("details_RL2", (num_rows, most_pages, 2), word, device, 0)
+    pool.add("openings_R", (num_rows,), word, device, torch.arange(70, 70 + num_rows))
+    pool.add("openings_B", (batch,), word, device)
     pool.add("pages_BL", (batch, most_pages), torch.int32, device)
     pool.add("seals_BL", (batch, most_pages), word, device)
     pool.add("lines_KW", (num_lines + 1, 16), word, device)

@@ -87,6 +87,7 @@ def test_a_pools_life(device, seed, sizes, paging, num_lines, has_firsts, null_p
         placed = [numbers(one, device) for one in (some_pages[: len(places)], rows, indices, owners)]
         both.run("grant_pages", *placed, first_generation=1 + seed, step=step)
         both.change("states_P", slice(0, None, 7), State.SHARED)
+        both.change("states_P", slice(3, None, 7), State.AWAITING)
         both.change("seals_P", random.integers(num_pages), int(random.integers(1 << 62)))
         for word in (NEVER, PRUNED):
             both.change("seals_RL", (random.integers(num_rows), random.integers(most_pages)), word)
@@ -102,8 +103,8 @@ def test_a_pools_life(device, seed, sizes, paging, num_lines, has_firsts, null_p
         entries = torch.zeros((num_rows, width + 5), dtype=torch.int32 if by_token else torch.int64, device=device)
         entries[:, :width] = torch.from_numpy(table)
         batch = numbers([*random.integers(0, num_rows, 3), -1, num_rows], device)
-        lengths = numbers(random.integers(0, most_pages * page_size + 1, 5), device, torch.int32)
-        firsts = numbers(random.integers(0, 3, 5), device) if has_firsts else None
+        lengths = numbers(random.integers(0, (most_pages + 1) * page_size + 1, 5), device, torch.int32)
+        firsts = numbers(random.integers(-1, most_pages + 2, 5), device) if has_firsts else None
         both.run(
             "check_pages",
             entries[:, : width - (seed % 2 if width > 1 else 0)],

@@ -1,6 +1,7 @@
 """Page tags at the edges: pages named twice, full rings, arrays beyond 2^31, arguments that are refused."""
 
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,22 +10,24 @@ import triton.language as tl
 
 from quantkit_kernels import kv_tags, reference
 from quantkit_kernels.kv_tag_arrays import (
+    BEYOND,
     FIRST_SEAL,
     PRUNED,
     SHIFTED,
     SPOILED,
-    Captured,
     Check,
     PageTags,
     Ring,
     State,
     Word,
+    new_captured,
 )
 from quantkit_kernels.kv_tag_lines_jit import detail_at, page_of, record_at
 from tests.kernels.kv_tag_pools import Both, mix, new_pool, numbers, seal_of, signed, stored_seal
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("quiet_numpy")]
 OPS = ("grant_pages", "release_pages", "check_pages", "check_captured", "check_writes")
+FIRST = {"first_generation": 9, "step": 0}
 PAGED = {"page_size": 4, "by_token": False, "most_pages": 2, "step": 3}
 BOTH = pytest.mark.parametrize("module", [kv_tags, reference], ids=["kernel", "twin"])
 
@@ -101,6 +104,44 @@ def test_a_page_that_is_released_twice_is_one_violation(calls, module, device):
 
 
 @BOTH
+def test_a_page_that_waits_for_a_transfer_remembers_a_token_that_was_stored_there(module, device):
+    """Pages 5 to 8 are held, shared, awaited and reserved; row 1 holds none of them."""
+    pool = new_pool(device, num_pages=16)
+    pool.run(module, "grant_pages", *placed([(page, 0, page - 5) for page in range(5, 9)], device), **FIRST)
+    waiting = [State.HELD, State.SHARED, State.AWAITING, State.RESERVED]
+    pool.states_P[5:9] = numbers(waiting, device, torch.int32)
+    stores = [numbers(one, device) for one in ([20, 24, 28, 32, -1], [1] * 5, [0] * 5)]
+    pool.run(module, "check_writes", *stores, page_size=4, step=3)
+    assert pool.states_P[5:9].tolist() == [State.HELD, State.SHARED, State.STRUCK, State.STRUCK]
+    assert int(pool.count_1) == 4
+
+
+@BOTH
+def test_a_line_names_who_had_the_row_at_the_launch(module, device):
+    """Behind the step, too, when the row is another's; and nobody where there is no such row."""
+    pool = new_pool(device, num_pages=16)
+    batch, lengths = numbers([2, 7], device), numbers([4, 4], device)
+    table = numbers([9] * 8, device).view(8, 1)
+    for name, arguments in (("check_pages", (table, batch, lengths)), ("check_captured", (batch,))):
+        more = {"captured": True, **PAGED} if name == "check_pages" else {"step": 3}
+        pool.run(module, name, *arguments, **more | {"most_pages": 1})
+        pool.openings_R[:] = 99
+    lines = sorted((line[Word.CHECK], line[Word.ROW], line[Word.OPENING]) for line in pool.lines)
+    assert lines == [(check, row, opening) for check in (1, 2) for row, opening in ((2, 72), (7, 0))]
+
+
+@BOTH
+@pytest.mark.parametrize(("length", "first", "pages"), [(8, 5, [(1, 0)]), (9, 0, [(0, 0), (1, BEYOND)])])
+def test_the_last_page_is_looked_at_and_says_where_more_follow(length, first, pages, module, device):
+    """Wherever the first is said to be. Nothing was granted; null pages would be padding."""
+    pool = new_pool(device, num_pages=16)
+    batch, table = numbers([0], device), numbers([9, 9], device).view(1, 2)
+    more = numbers([length], device), numbers([first], device)
+    pool.run(module, "check_pages", table, batch, *more, **PAGED)
+    assert sorted((line[Word.INDEX], line[Word.EXPECTED_SEAL]) for line in pool.lines) == pages
+
+
+@BOTH
 def test_a_line_says_what_was_expected_and_what_was_found(module, device):
     """Word by word. A page outside the pool has no tag."""
     pool = new_pool(device, num_pages=8)
@@ -110,12 +151,12 @@ def test_a_line_says_what_was_expected_and_what_was_found(module, device):
     pool.run(module, "check_pages", table, batch, lengths, firsts, **PAGED)
     first, second = signed(seal_of(9, 0, 1)), signed(seal_of(10, 1, 0))
     assert sorted(pool.lines) == [
-        (3, Check.BEFORE_STEP, 0, 1, 3, first, 9, 0, second, 10, 1, 0, -1, 0, 0, 0),
-        (3, Check.BEFORE_STEP, 1, 0, 99, second, 10, 1, 0, 0, 0, 0, -1, 0, 0, 0),
+        (3, Check.BEFORE_STEP, 0, 1, 3, first, 9, 0, second, 10, 1, 0, -1, 0, 70, 0),
+        (3, Check.BEFORE_STEP, 1, 0, 99, second, 10, 1, 0, 0, 0, 0, -1, 0, 71, 0),
     ]
     slots, rows, positions = (numbers(one, device) for one in ([13, -1], [1, 7], [2, -5]))
     pool.run(module, "check_writes", slots, rows, positions, page_size=4, step=4)
-    assert pool.lines[2:] == [(4, Check.WRITE, 1, 0, 3, second, 10, 1, second, 10, 1, 0, 13, 2, 0, 0)]
+    assert pool.lines[2:] == [(4, Check.WRITE, 1, 0, 3, second, 10, 1, second, 10, 1, 0, 13, 2, 71, 0)]
 
 
 @pytest.mark.parametrize(("null_page", "count"), [(0, 1), (-1, 2)])
@@ -326,11 +367,13 @@ def test_twins_have_the_same_signature(op):
         ("check_pages", {"lengths": torch.zeros(1, dtype=torch.int32)}, "1 lengths for 2 rows"),
         ("check_pages", {"table": torch.zeros((2, 2))}, "table is int32 or int64"),
         ("check_pages", {"table": torch.zeros((2, 0), dtype=torch.int32)}, "table is int32 or int64"),
+        ("check_pages", {"table": torch.zeros((0, 4), dtype=torch.int32)}, "table is int32 or int64"),
+        ("check_captured", {"captured": replace(new_captured(8, 8), openings_B=torch.zeros(8))}, "openings_B"),
         ("check_pages", {"table": torch.zeros((2, 2), dtype=torch.int32).mT}, "of strides"),
         ("check_pages", {"page_size": 0}, "page_size is at least 1, not 0"),
         ("check_pages", {"most_pages": 9}, r"captured has room for \(8, 8\), not for 2 rows of 9 pages"),
         ("check_captured", {"rows": torch.zeros(9, dtype=torch.int64)}, "not for 9 rows of 2 pages"),
-        ("check_captured", {"captured": Captured(pages_BL=torch.zeros(1, 2), seals_BL=torch.zeros(1, 2))}, "pages_BL"),
+        ("check_captured", {"captured": replace(new_captured(1, 2), pages_BL=torch.zeros(1, 2))}, "pages_BL"),
         ("check_writes", {"rows": torch.zeros(2, dtype=torch.int64, device="meta")}, "rows is on meta, slots on cpu"),
         (
             "check_writes",

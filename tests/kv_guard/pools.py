@@ -39,6 +39,11 @@ class Pool:
         self.table[row, : len(pages)] = torch.tensor(pages)
         self.lengths[row] = len(tokens)
 
+    def end(self, row, *pages):
+        """Its request is over, and gives its pages back."""
+        self.tracker.close(row)
+        self.tracker.release(numbers(*pages))
+
     def step(self, *rows):
         """The batch of some rows."""
         return Step(

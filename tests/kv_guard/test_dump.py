@@ -69,8 +69,8 @@ def test_states_of_pages_are_told_apart(pool, tmp_path):
     """Held, shared, a transfer's, reserved for a copy, spoiled: none of them is torn."""
     tracker = pool.tracker
     tracker.cache(numbers(3), numbers(0), numbers(0))
-    tracker.announce(numbers(4))
-    tracker.reserve(numbers(12))
+    tracker.announce(numbers(4), 9)
+    tracker.reserve(numbers(12), 9)
     tracker.tags.seals_P[9] = SPOILED ^ twins.mark_of(numbers(9))[0]
     report = check_dump(read_dump(written(pool, tmp_path / "pool.safetensors")))
     assert (report.num_held, report.num_awaiting, report.num_shared, report.num_free) == (5, 2, 1, 10)

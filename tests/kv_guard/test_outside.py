@@ -11,13 +11,15 @@ OUTSIDE = pytest.mark.parametrize("page", [-1, 16, 1 << 40])
 
 
 @OUTSIDE
-@pytest.mark.parametrize("call", ["cache", "move", "copied", "sent", "send", "fork", "arrive", "reserve", "store"])
+@pytest.mark.parametrize(
+    "call", ["cache", "move", "copied", "sent", "send", "fork", "announce", "arrive", "reserve", "store"]
+)
 def test_who_holds_or_is_given_a_page_that_the_pool_does_not_have(call, page):
     """Once transfers were announced, too. It is a violation, and no other page is another."""
     pool = Pool()
     pool.begin(0, range(8), [3, 4])
     pool.begin(1, range(50, 54), [15])
-    pool.tracker.announce(numbers(4))
+    pool.tracker.announce(numbers(4), 9)
     before = [one.clone() for one in (pool.tracker.tags.seals_P, pool.tracker.tags.states_P)]
     pages, row, index = numbers(page), numbers(0), numbers(0)
     held = Held(generations=numbers(1), owners=numbers(2), indices=index)
@@ -25,9 +27,10 @@ def test_who_holds_or_is_given_a_page_that_the_pool_does_not_have(call, page):
         "cache": (pages, row, index),
         "move": (pages, numbers(page), row, index),
         "copied": (pages, row, index, numbers(1)),
+        "announce": (pages, 9),
         "arrive": (pages, row, index, numbers(5)),
         "fork": (0, 1, pages),
-        "reserve": (pages,),
+        "reserve": (pages, 9),
         "store": (pages, held, numbers(5)),
     }
     getattr(pool.tracker, call)(*arguments.get(call, (pages, held)))
@@ -41,8 +44,9 @@ def test_who_holds_or_is_given_a_page_that_the_pool_does_not_have(call, page):
 def test_events_of_which_nothing_can_be_said_leave_every_page_as_it_is(page):
     pool = Pool()
     pool.begin(0, range(4), [15])
-    pool.tracker.announce(numbers(page, page))
-    pool.tracker.drained(numbers(page))
+    pool.tracker.announce(numbers(15), 9)
+    pool.tracker.drained(numbers(15), 9)
+    pool.tracker.drained(numbers(page), 9)
     pool.tracker.land(numbers(page, page), pool.tracker.lift(numbers(15, page)))
     pool.begin(1, range(50, 54), [page])
     pool.tracker.release(numbers(page))

@@ -220,7 +220,7 @@ def test_a_page_that_was_written_to_by_another_passes_for_nobody():
     pool.tracker.open(2, "r2")
     pool.tracker.share(numbers(2, 2), numbers(0, 1), held)
     pool.tracker.check_writes(numbers(4 * PAGE_SIZE), numbers(1), numbers(0))
-    assert pool.tracker.own_pages(0, 1, numbers(5)).tolist() == [-1]
+    assert pool.tracker.own_pages(0, 1, numbers(5)).tolist() == [4]
     pool.table[2, :2], pool.lengths[2] = torch.tensor([3, 4]), 8
     verdict = pool.run(0, 1, 2)
     named = {(one.request, one.check, one.evidence.page) for one in verdict.violations}
@@ -234,7 +234,7 @@ def test_generations_are_counted_round():
     for tokens in range(0, 400, 10):
         pool.begin(0, range(tokens, tokens + 8), [3, 4])
         assert pool.run(0).violations == ()
-        pool.tracker.release(numbers(3, 4))
+        pool.end(0, 3, 4)
     assert not (pool.tracker.tags.records_P3[:, 0] == 0).any()
 
 

@@ -23,7 +23,7 @@ def test_a_token_in_another_requests_page_spoils_it_for_that_one():
     verdict = pool.tracker.verdict(step)
     assert faults(verdict) == [(Fault.OTHER_OWNER, "write", "r0", 6), (Fault.SPOILED, "after_step", "r1", 6)]
     assert verdict.aborted == ("r0", "r1")
-    pool.tracker.release(numbers(5, 6))
+    pool.end(1, 5, 6)
     pool.begin(1, range(50, 56), [5, 6])  # whoever gets the page next writes over it
     assert pool.run(1).violations == ()
 

@@ -48,7 +48,7 @@ def test_a_page_that_is_cached_before_its_transfer_has_come_may_still_be_written
     """So that its release is one of a page where a transfer may write."""
     pool = Pool()
     pool.begin(0, range(4), [3])
-    pool.tracker.announce(numbers(3))
+    pool.tracker.announce(numbers(3), 9)
     pool.tracker.cache(numbers(3), numbers(0), numbers(0))
     pool.tracker.release(numbers(3))
     assert (Fault.LANDING, "landing", None, 3) in faults(pool.run(2))
@@ -62,7 +62,7 @@ def test_a_move_makes_nothing_right(is_touched):
     pool = Pool()
     if is_touched:
         pool.begin(2, range(50, 54), [1], request="waits")
-        pool.tracker.announce(numbers(1))
+        pool.tracker.announce(numbers(1), 9)
         pool.tracker.release(numbers(1))
         pool.tracker.close(2)
     pool.begin(0, range(8), [1, 2], request="a")

@@ -11,7 +11,7 @@ from quantkit.kv_guard.simulation.judge import Injection, Judge
 from quantkit.kv_guard.simulation.report import KindCount
 from quantkit.kv_guard.simulation.run import FaultRun, SelfTestPlan, self_test
 from quantkit.kv_guard.simulation.shapes import SMALL
-from quantkit.kv_guard.simulation.truth import Place, Wrong
+from quantkit.kv_guard.simulation.truth import Place
 from quantkit.kv_guard.simulation.world import World
 from quantkit.kv_guard.tracker import NullTracker, Verdict
 from quantkit.kv_guard.violations import read_line
@@ -117,18 +117,26 @@ def test_a_fault_that_a_check_did_not_name_which_could_is_late():
 
 def violation(check, row, index, page, request):
     words = [0] * LINE_WORDS
-    for word, value in ((Word.CHECK, Check[check.upper()]), (Word.ROW, row), (Word.INDEX, index), (Word.PAGE, page)):
+    of = (
+        (Word.CHECK, Check[check.upper()]),
+        (Word.ROW, row),
+        (Word.INDEX, index),
+        (Word.PAGE, page),
+        (Word.OPENING, 5),
+    )
+    for word, value in of:
         words[word] = value
-    return read_line(words, {row: request}, num_pages=99, page_size=4)
+    return read_line(words, {5: request}, num_pages=99, page_size=4)
 
 
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        (Place("before_step", 2, 0, 7), []),
-        (Place("after_step", 2, 0, 7), ["decode: before_step, where nothing is wrong"]),
-        (Place("before_step", 2, 1, 7), ["decode: before_step, where nothing is wrong"]),
-        (Place("before_step", 3, 0, 7), ["decode: before_step, where nothing is wrong"]),
+        (Place("before_step", 2, 0, 7, "r2"), []),
+        (Place("after_step", 2, 0, 7, "r2"), ["decode: before_step, where nothing is wrong"]),
+        (Place("before_step", 2, 1, 7, "r2"), ["decode: before_step, where nothing is wrong"]),
+        (Place("before_step", 3, 0, 7, "r2"), ["decode: before_step, where nothing is wrong"]),
+        (Place("before_step", 2, 0, 7, "r1"), ["decode: before_step, where nothing is wrong"]),
     ],
 )
 def test_a_violation_is_right_only_of_a_page_that_is_wrong_for_that_row_at_that_check(wrong, complaint):
@@ -136,10 +144,10 @@ def test_a_violation_is_right_only_of_a_page_that_is_wrong_for_that_row_at_that_
     judge, fault = Judge(), Injection("4", pages={("decode", 7)}, is_fired=True)
     judge.active = [fault]
     verdict = Verdict(step=0, violations=(violation("before_step", 2, 0, 7, "r2"),), aborted=("r2",))
-    judge.see("decode", verdict, {wrong: Wrong("r2", is_sure=True)})
+    judge.see("decode", verdict, {wrong: True})
     assert [text.split(": request")[0] for text in judge.false_positives] == complaint
     assert fault.unsaid == [wrong.check] * len(complaint)
     judge.false_positives.clear()
     judge.active = []
-    judge.see("decode", verdict, {wrong: Wrong("r2", is_sure=True)})
+    judge.see("decode", verdict, {wrong: True})
     assert len(judge.false_positives) == 1, "nothing was injected"

@@ -7,11 +7,12 @@ from quantkit.kv_guard.page_tags import PageTagTracker
 from quantkit.kv_guard.simulation.mutants import MUTANTS, Mutant, noticed
 
 SEED = 3
+NOT_INJECTED = {"announcement", "opening"}  # what the simulated engine never does wrong: unit tests alone
 BACKED_UP = {"before_step", "grant", "release", "copied"}  # by another check: silence is late, and nothing is leaked
 
 
 def test_each_check_has_a_guard_without_it():
-    assert {check.name.lower() for check in Check} <= MUTANTS.keys()
+    assert {check.name.lower() for check in Check} <= MUTANTS.keys() | NOT_INJECTED
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -42,9 +42,14 @@ class Books(RuleBasedStateMachine):
         self.wrong = {}  # entries of the table that are not the row's own: the page that stands there
         self.places = {}  # owner and logical index of each (page, life)
         self.has_transfers = False
-        self.waiting, self.empty = set(), set()  # pages that a transfer may write; those of them that it has not begun
+        self.waiting, self.empty = {}, set()  # transfers, by pages that they may write; those that none has begun
+        self.struck = set()  # of those that wait: where a token was stored
         self.landed = {}  # owner and index of tags that lie where nobody has taken them for his own
-        self.dirty, self.touched = set(), set()  # pages as released while they waited; (page, life) that began so
+        self.gone = {}  # transfers by pages that were released while they waited
+        self.touched = set()  # (page, life) that began where a transfer may write
+        self.spoiled = (
+            set()
+        )  # (page, life) where a token was stored, or a tag had landed; a transfer brings new content
         self.reserved = {}  # what is expected of a copy, by pages
         self.events = set()
         self.count = 0
@@ -60,7 +65,7 @@ class Books(RuleBasedStateMachine):
         taken, self.free = self.free[:count], self.free[count:]
         for at, page in enumerate(taken):
             self.lives[page] += 1
-            if page in self.dirty or (self.has_transfers and page in self.landed):
+            if self.gone.get(page) or (self.has_transfers and page in self.landed):
                 self.touched.add((page, self.lives[page]))
                 self.events.add((row, None if row is None else first + at, "landing"))
             self.landed.pop(page, None)
@@ -69,14 +74,14 @@ class Books(RuleBasedStateMachine):
     def _is_whole(self, page, life):
         """What lies there is what was granted, or what has arrived for it."""
         is_there = page not in self.landed and page not in self.empty
-        return self.lives[page] == life and is_there and (page, life) not in self.touched
+        return self.lives[page] == life and is_there and (page, life) not in self.spoiled | self.touched
 
     def _over(self, page):
         """Released, or given up by a move."""
         if page in self.waiting:
             self.events.add((None, None, "landing"))
-            self.dirty.add(page)
-        self.waiting.discard(page)
+            self.gone.setdefault(page, set()).add(self.waiting.pop(page))
+        self.struck.discard(page)
         self.empty.discard(page)
         self.landed.pop(page, None)
         self.lives[page] += 1
@@ -192,7 +197,7 @@ class Books(RuleBasedStateMachine):
             self.rows[row][index] = target, self.lives[target]
             self.places[target, self.lives[target]] = self.places[source, life]
             if not self._is_whole(source, life):
-                self.touched.add((target, self.lives[target]))
+                self.spoiled.add((target, self.lives[target]))
             self._over(source)
             self.free.append(source)
             self._write(row, index, target)
@@ -220,10 +225,17 @@ class Books(RuleBasedStateMachine):
         own = [page for page in self._own(row) if (page, self.lives[page]) in self.rows[row]]
         if own:
             page = data.draw(st.sampled_from(own))
-            self.tracker.announce(numbers(page))
+            self.count += 1
+            self.tracker.announce(numbers(page), self.count)
             self.has_transfers = True
-            self.waiting.add(page)
-            if self._is_whole(page, self.lives[page]):
+            if page in self.waiting:
+                self.events.add((None, None, "announcement"))
+                return
+            self.waiting[page] = self.count
+            if self.landed.pop(page, None):
+                self.spoiled.add((page, self.lives[page]))
+                self.empty.add(page)
+            elif (page, self.lives[page]) not in self.spoiled | self.touched:
                 self.empty.add(page)
 
     @precondition(lambda self: self.free)
@@ -231,10 +243,10 @@ class Books(RuleBasedStateMachine):
     def reserve(self):
         (page,) = self._new_pages(1)
         self.has_transfers = True
-        self.tracker.reserve(numbers(page))
         self.count += 1
+        self.tracker.reserve(numbers(page), self.count)
         self.reserved[page] = self.places[page, self.lives[page]] = 1_000 * self.count + 999, 0
-        self.waiting.add(page)
+        self.waiting[page] = self.count
         self.empty.add(page)
 
     @precondition(lambda self: self.has_transfers)
@@ -270,21 +282,51 @@ class Books(RuleBasedStateMachine):
 
     def _arrived(self, page, place, row=None, index=None):
         """What has come is the page's own if it is what was sent for it."""
-        if self.landed.get(page) == place:
+        if page in self.struck:
+            self._strike(page)
+        if page in self.landed and self.landed[page] == place:
             del self.landed[page]
+            self.spoiled.discard((page, self.lives[page]))
         else:
             self.events.add((row, index, "arrival"))
-        self.waiting.discard(page)
+        self.waiting.pop(page, None)
 
-    @precondition(lambda self: self.waiting | self.dirty)
+    def _strike(self, page):
+        """Whatever has landed there, it is spoiled."""
+        self.struck.discard(page)
+        self.landed.pop(page, None)
+
+    @precondition(lambda self: self.waiting or any(self.gone.values()))
     @rule(data=st.data())
     def drained(self, data):
-        page = data.draw(st.sampled_from(sorted(self.waiting | self.dirty)))
-        self.tracker.drained(numbers(page))
-        for pages in (self.waiting, self.dirty):
-            pages.discard(page)
-        if page not in self.reserved:  # there is nobody who could fill it instead
-            self.empty.discard(page)
+        """One transfer to a page is over, whoever has it now; others are not."""
+        under_way = [(page, transfer) for page, transfer in self.waiting.items()]
+        under_way += [(page, transfer) for page, transfers in self.gone.items() for transfer in transfers]
+        page, transfer = data.draw(st.sampled_from(sorted(under_way)))
+        self.tracker.drained(numbers(page), transfer)
+        self.gone.get(page, set()).discard(transfer)
+        if self.waiting.get(page) == transfer:
+            del self.waiting[page]
+            if page in self.struck:
+                self._strike(page)
+            if page not in self.reserved:  # there is nobody who could fill it instead
+                self.empty.discard(page)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), page=st.integers(0, NUM_PAGES - 1))
+    def strike(self, data, page):
+        """A token of a row's first page is stored in a page of another, or of nobody, or in a shared one."""
+        row = data.draw(st.sampled_from(sorted(self.rows)))
+        own = self.rows[row][:1]
+        if (page, self.lives[page]) in own:
+            return
+        self.tracker.check_writes(numbers(page * PAGE_SIZE), numbers(row), numbers(0))
+        self.events.add((row, 0, "write"))
+        self.landed.pop(page, None)
+        self.empty.discard(page)
+        self.spoiled.add((page, self.lives[page]))
+        if page in self.waiting:
+            self.struck.add(page)
 
     @rule()
     def clear(self):

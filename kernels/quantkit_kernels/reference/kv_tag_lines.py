@@ -40,6 +40,12 @@ def found_words(tags: PageTags, pages_N: Tensor) -> dict[Word, Tensor | int]:
     }
 
 
+def opening_word(expectations: Expectations, rows_N: Tensor) -> dict[Word, Tensor | int]:
+    """Under which number rows are open now; 0 for those that the table does not have."""
+    is_row = is_in(rows_N, len(expectations.openings_R))
+    return {Word.OPENING: torch.where(is_row, expectations.openings_R[torch.where(is_row, rows_N, 0)], 0)}
+
+
 def is_place(expectations: Expectations, rows: Tensor, indices: Tensor) -> Tensor:
     """Rows and logical pages that expectations have."""
     return is_in(rows, len(expectations.seals_RL)) & is_in(indices, expectations.seals_RL.shape[1])

@@ -6,10 +6,13 @@ Pages, rows, indices and owners are int64 [N]. Nothing outside of the arrays is 
 does not have is a violation, as is each of a row that the table does not have; other rows and indices expect nothing.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from quantkit_kernels.kv_tag_arrays import (
+    BEYOND,
     FREE_INDEX,
     NEVER,
     PRUNED,
@@ -32,7 +35,14 @@ from quantkit_kernels.kv_tag_checks import (
     vectors,
 )
 from quantkit_kernels.reference.kv_seals import generations, is_nothing, mark_of, mix, record_seals, seal_of, unmix
-from quantkit_kernels.reference.kv_tag_lines import append_lines, expected_words, found_words, is_in, is_place
+from quantkit_kernels.reference.kv_tag_lines import (
+    append_lines,
+    expected_words,
+    found_words,
+    is_in,
+    is_place,
+    opening_word,
+)
 
 __all__ = [
     "append_lines",
@@ -46,8 +56,11 @@ __all__ = [
     "grant_pages",
     "is_in",
     "is_nothing",
+    "is_repeated",
     "mark_of",
     "mix",
+    "opening_word",
+    "pages_of_table",
     "put_tags",
     "record_seals",
     "release_pages",
@@ -66,7 +79,7 @@ def put_tags(tags: PageTags, pages_N: Tensor, records_N3: Tensor) -> None:
     tags.seals_P.index_put_((pages_N,), record_seals(records_N3) ^ mark_of(pages_N))
 
 
-def _is_repeated(pages_N: Tensor) -> Tensor:
+def is_repeated(pages_N: Tensor) -> Tensor:
     """Entries whose page stands before them in the list."""
     order = torch.argsort(pages_N, stable=True)
     ordered = pages_N[order]
@@ -95,6 +108,7 @@ def grant_pages(
     check_arrays(tags, expectations, ring, pages)
     granted = generations(first_generation, len(pages), pages.device)
     words: dict[Word, Tensor | int] = {Word.CHECK: Check.GRANT, Word.STEP: step, Word.ROW: rows, Word.INDEX: indices}
+    words |= opening_word(expectations, rows)
     inside = _reseal(tags, ring, pages, torch.stack((granted, owners, indices), 1), State.HELD, words)
     known = inside[is_place(expectations, rows, indices)[inside]]
     expect(expectations, rows[known], indices[known], granted[known], owners[known])
@@ -129,7 +143,7 @@ def _reseal(
     inside = is_in(pages, tags.num_pages).nonzero()[:, 0]
     known = pages[inside]
     is_bad = torch.ones_like(pages, dtype=torch.bool)
-    is_bad[inside] = ((tags.states_P[known] != State.FREE) == (state is not State.FREE)) | _is_repeated(known)
+    is_bad[inside] = ((tags.states_P[known] != State.FREE) == (state is not State.FREE)) | is_repeated(known)
     append_lines(ring, is_bad, words | found_words(tags, pages))
     put_tags(tags, known, records[inside])
     tags.states_P.index_fill_(0, known, state)
@@ -155,10 +169,10 @@ def check_pages(
     """Before a step: is every page that the batch will read the one that its row was granted?
 
     ``table`` int32 or int64 [rows, entries] has an entry a page, or (``by_token``) the slot of each token; ``rows`` [B]
-    are rows of it and of the expectations, ``lengths`` [B] tokens, ``firsts`` [B] the first page that is read. No row
-    of the batch has more than ``most_pages``. The slot of a page's first token is the page's first. The engine's
-    ``null_page`` stands in rows that are not open and, without ``firsts``, where a window has left a row's pages. What
-    was read is left in ``captured`` for `check_captured`.
+    are rows of it and of the expectations, ``lengths`` [B] tokens, ``firsts`` [B] the first page that is read: the last
+    one at the latest. A row that has more than ``most_pages`` is a violation. The slot of a page's first token is the
+    page's first. The engine's ``null_page`` stands in rows that are not open and, without ``firsts``, where a window
+    has left a row's pages. What was read is left in ``captured`` for `check_captured`.
     """
     batch = {"rows": rows, "lengths": lengths} | ({} if firsts is None else {"firsts": firsts})
     rows, lengths, *_ = _longs(**batch)
@@ -168,23 +182,37 @@ def check_pages(
     if captured is not None:
         check_room(captured, len(rows), most_pages, rows)
     index_1L = torch.arange(most_pages, device=table.device)[None]
-    is_read = index_1L * page_size < lengths[:, None]
+    last_B1 = (lengths[:, None] - 1) // page_size
+    is_read = index_1L <= last_B1
     if firsts is not None:
-        is_read &= index_1L >= firsts[:, None]
-    columns = (index_1L * page_size if by_token else index_1L).clamp(max=table.shape[1] - 1)
+        is_read &= index_1L >= torch.minimum(firsts[:, None], last_B1)
     rows_B1 = rows[:, None]
     is_listed = is_in(rows_B1, len(table))
-    entries = torch.where(is_listed, table[torch.where(is_listed, rows_B1, 0), columns].long(), -1)
-    pages = entries // page_size if by_token else entries
+    pages, is_shifted = pages_of_table(table, rows, most_pages, page_size, by_token=by_token)
     seals = torch.where(is_read, _expected(expectations, rows_B1, index_1L), NEVER)
     is_padding = (seals == NEVER) | ((seals == PRUNED) & (firsts is None))
     is_read &= (pages != null_page) | ~is_padding | ~is_listed
-    if by_token:
-        seals = torch.where(is_read & (entries != pages * page_size), SHIFTED, seals)
-    if captured is not None:
+    seals = torch.where(is_read & is_shifted, SHIFTED, seals)
+    seals = torch.where(is_read & (index_1L == most_pages - 1) & (index_1L < last_B1), BEYOND, seals)
+    openings = opening_word(expectations, rows)[Word.OPENING]
+    if captured is not None and most_pages:
         captured.pages_BL[: len(rows), :most_pages] = torch.where(is_read, pages, -1).to(torch.int32)
         captured.seals_BL[: len(rows), :most_pages] = seals
-    _judge(tags, expectations, ring, rows_B1, pages, seals, is_read, {Word.STEP: step, Word.CHECK: Check.BEFORE_STEP})
+        captured.openings_B[: len(rows)] = openings
+    words = {Word.STEP: step, Word.CHECK: Check.BEFORE_STEP, Word.OPENING: openings}
+    _judge(tags, expectations, ring, rows_B1, pages, seals, is_read, words)
+
+
+def pages_of_table(
+    table: Tensor, rows: Tensor, most_pages: int, page_size: int, *, by_token: bool
+) -> tuple[Tensor, Tensor]:
+    """Pages that rows name, int64 [B, L], -1 of rows that the table does not have; and which of them are shifted."""
+    index_1L = torch.arange(most_pages, device=table.device)[None]
+    columns = (index_1L * page_size if by_token else index_1L).clamp(max=table.shape[1] - 1)
+    is_listed = is_in(rows, len(table))[:, None]
+    entries = torch.where(is_listed, table[torch.where(is_listed, rows[:, None], 0), columns].long(), -1)
+    pages = entries // page_size if by_token else entries
+    return pages, (entries != pages * page_size) & by_token
 
 
 def check_captured(
@@ -203,7 +231,8 @@ def check_captured(
     check_room(captured, len(rows), most_pages, rows)
     pages = captured.pages_BL[: len(rows), :most_pages].long()
     seals = captured.seals_BL[: len(rows), :most_pages]
-    words: dict[Word, Tensor | int] = {Word.STEP: step, Word.CHECK: Check.AFTER_STEP}
+    openings = captured.openings_B[: len(rows)]
+    words = {Word.STEP: step, Word.CHECK: Check.AFTER_STEP, Word.OPENING: openings}
     _judge(tags, expectations, ring, rows[:, None], pages, seals, pages != -1, words)
 
 
@@ -215,15 +244,16 @@ def _judge(
     pages_BL: Tensor,
     seals_BL: Tensor,
     is_read_BL: Tensor,
-    words: dict[Word, Tensor | int],
+    words: dict[Word, Any],
 ) -> None:
     """Compare seals; a page outside the pool, and one that was never granted, is wrong whatever lies there."""
-    rows, pages, seals = (one.expand_as(pages_BL).reshape(-1) for one in (rows_B1, pages_BL, seals_BL))
+    each = rows_B1, pages_BL, seals_BL, words[Word.OPENING][:, None]
+    rows, pages, seals, openings = (one.expand_as(pages_BL).reshape(-1) for one in each)
     indices = torch.arange(pages_BL.shape[1], device=pages.device).repeat(len(pages_BL))
     found = found_words(tags, pages)
     is_bad = is_read_BL.reshape(-1) & ((found[Word.FOUND_SEAL] != seals) | is_nothing(seals))
     expected = expected_words(expectations, rows, indices, seals)
-    append_lines(ring, is_bad, words | expected | found | {Word.SLOT: -1})
+    append_lines(ring, is_bad, words | expected | found | {Word.OPENING: openings, Word.SLOT: -1})
 
 
 def check_writes(
@@ -241,7 +271,8 @@ def check_writes(
     """Does each token go to its own page, at its own place, and does no other row read there?
 
     ``slots``, ``rows`` and ``positions`` [N] of the tokens that a step stores; below 0 and in ``null_page`` is padding.
-    The step stores them all the same: a page where a token does not belong is spoiled, and fails for all who read it.
+    The step stores them all the same: a page where a token does not belong is spoiled, and fails for all who read it;
+    no tag that lands there later makes it right.
     """
     slots, rows, positions = _longs(slots=slots, rows=rows, positions=positions)
     check_arrays(tags, expectations, ring, slots)
@@ -251,8 +282,9 @@ def check_writes(
     seals, found = _expected(expectations, rows, indices), found_words(tags, pages)
     is_wrong = (found[Word.FOUND_SEAL] != seals) | is_nothing(seals) | (slots % page_size != positions % page_size)
     is_wrong |= tags.states_P[torch.where(is_in(pages, tags.num_pages), pages, 0)] == State.SHARED
-    words = expected_words(expectations, rows, indices, seals) | found
+    words = expected_words(expectations, rows, indices, seals) | found | opening_word(expectations, rows)
     words |= {Word.STEP: step, Word.CHECK: Check.WRITE, Word.SLOT: slots, Word.DETAIL: positions}
     append_lines(ring, is_stored & is_wrong, words)
     spoiled = pages[is_stored & is_wrong & is_in(pages, tags.num_pages)]
     tags.seals_P.index_put_((spoiled,), mark_of(spoiled) ^ SPOILED)
+    tags.states_P.index_fill_(0, spoiled[tags.states_P[spoiled] >= State.AWAITING], State.STRUCK)

@@ -119,8 +119,8 @@ class Events:
     def announce(self, pages: Sequence[int], transfer: int) -> None:
         self._put(lambda tracker: tracker.announce(numbers(pages), transfer))
 
-    def drained(self, pages: Sequence[int]) -> None:
-        self._put(lambda tracker: tracker.drained(numbers(pages)))
+    def drained(self, pages: Sequence[int], transfer: int) -> None:
+        self._put(lambda tracker: tracker.drained(numbers(pages), transfer))
 
     def hold(self, pages: Sequence[int], row: int, to: Callable[[Known], object]) -> None:
         """All pages of a row are written no more, and will be sent."""

@@ -153,7 +153,7 @@ class HostTier:
             copy.node.pages = copy.pages
             engine.events.store(copy.node, copy.held[0] if copy.held else None)
         else:  # what came is not what was asked for, and is computed again
-            engine.events.drained(copy.pages)
+            engine.events.drained(copy.pages, copy.number)
             engine.free_pages.put(copy.pages)
             self.drop(copy.node)
 

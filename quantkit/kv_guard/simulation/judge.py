@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from quantkit.kv_guard.simulation.truth import Place, Wrongs
-from quantkit.kv_guard.tracker import STEP_CHECKS, Verdict
+from quantkit.kv_guard.tracker import Verdict
 from quantkit.kv_guard.violations import Violation
 
 Page = tuple[str, int]  # of a pool
@@ -62,27 +62,23 @@ class Judge:
             concerned = [one for one in self.active if one.is_fired and one.concerns([page], violation.request)]
             for injection in concerned:
                 injection.seen.append(violation.check)
-            is_so = self._is_so(violation, wrongs or {})
+            is_so = place_of(violation) in (wrongs or {})
             left.pop(place_of(violation), None)
             if not (concerned and is_so):
                 why = "" if is_so else ", where nothing is wrong"
                 self.false_positives.append(f"{pool}: {violation.check}{why}: {violation.text}")
         assert not verdict.lost, "the ring was too small to judge by"
 
-        for place, wrong in left.items():
-            if wrong.is_sure:
-                self._miss(pool, place, wrong.request)
+        for place, is_sure in left.items():
+            if is_sure:
+                self._miss(pool, place)
 
-    def _is_so(self, violation: Violation, wrongs: Wrongs) -> bool:
-        wrong = wrongs.get(place_of(violation))
-        return wrong is not None and (violation.check not in STEP_CHECKS or violation.request == wrong.request)
-
-    def _miss(self, pool: str, place: Place, request: str | None) -> None:
-        concerned = [one for one in self.active if one.is_fired and one.concerns([(pool, place.page)], request)]
+    def _miss(self, pool: str, place: Place) -> None:
+        concerned = [one for one in self.active if one.is_fired and one.concerns([(pool, place.page)], place.request)]
         for injection in concerned:
             injection.unsaid.append(place.check)
         if not concerned:
-            self.leaks.append(f"{pool}: {place.check} said nothing of page {place.page} for {request}")
+            self.leaks.append(f"{pool}: {place.check} said nothing of page {place.page} for {place.request}")
 
     def leak(self, pool: str, request: str, pages: Iterable[int]) -> None:
         """A token was released that was made of wrong content; ``pages`` are those where it was read."""
@@ -117,4 +113,4 @@ class Judge:
 
 def place_of(violation: Violation) -> Place:
     """Which check speaks of what."""
-    return Place(violation.check, violation.row, violation.evidence.index, violation.evidence.page)
+    return Place(violation.check, violation.row, violation.evidence.index, violation.evidence.page, violation.request)

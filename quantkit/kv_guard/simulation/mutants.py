@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from quantkit.kv_guard import page_events
-from quantkit.kv_guard.dispatch import SPOILED, State, twins
+from quantkit.kv_guard.dispatch import SPOILED, PageTags, State, twins
 from quantkit.kv_guard.page_tags import PageTagTracker
 from quantkit.kv_guard.settings import GuardSettings
 from quantkit.kv_guard.simulation.engine import MakeGuard
@@ -81,17 +80,21 @@ class _NotCopied(PageTagTracker):
         return
 
 
+def _let_write(tags: PageTags, pages: Tensor) -> None:
+    tags.states_P[pages[tags.states_P[pages] == State.SHARED]] = State.HELD
+
+
 class _NoShared(PageTagTracker):
     """Pages that others read may be written."""
 
     def cache(self, pages: Tensor, rows: Tensor, indices: Tensor) -> Held:
         held = super().cache(pages, rows, indices)
-        page_events.set_states(self.tags, pages, of=State.SHARED, to=State.HELD)
+        _let_write(self.tags, pages)
         return held
 
     def fork(self, row: int, to_row: int, pages: Tensor) -> None:
         super().fork(row, to_row, pages)
-        page_events.set_states(self.tags, pages, of=State.SHARED, to=State.HELD)
+        _let_write(self.tags, pages)
 
 
 class _NoDirty(PageTagTracker):
@@ -99,7 +102,7 @@ class _NoDirty(PageTagTracker):
 
     def release(self, pages: Tensor) -> None:
         super().release(pages)
-        self._arrays.dirty_P.fill_(False)
+        self._arrays.gone_P.fill_(0)
 
 
 class _NoSums(PageTagTracker):
@@ -122,8 +125,8 @@ class _NotAgain(PageTagTracker):
 class _EarlyReaders(PageTagTracker):
     """What was announced may be read before it comes."""
 
-    def announce(self, pages: Tensor) -> None:
-        super().announce(pages)
+    def announce(self, pages: Tensor, transfer: int) -> None:
+        super().announce(pages, transfer)
         self.tags.seals_P[pages] = twins.record_seals(self.tags.records_P3[pages]) ^ twins.mark_of(pages)
 
 

@@ -142,7 +142,7 @@ class Link:
             request.known = request.device_known = request.num_prompt + 1
             request.computed = request.launched = request.num_prompt
         elif not transfer.is_late:
-            self.decode.events.drained(transfer.pages)
+            self.decode.events.drained(transfer.pages, transfer.number)
             self.decode.free_pages.put(transfer.pages)  # it was cancelled, and its pages had to wait for this
 
     def _release_source(self, source: Request) -> None:

@@ -39,23 +39,18 @@ class Taint(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a check looked, as a violation names it; ``row`` and ``index`` are None where it names none."""
+    """Where a check looked and for whom, as a violation names it: ``row`` and ``index`` are None where it names none,
+    ``request`` where nobody has the row."""
 
     check: str
     row: int | None
     index: int | None
     page: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wrong:
-    """What was wrong there, for the request of the row. ``is_sure``: a guard that does not say so has missed it."""
-
     request: str | None
-    is_sure: bool
 
 
-Wrongs = Mapping[Place, Wrong]
+Wrongs = Mapping[Place, bool]
+"""Where something was wrong; True: a guard that does not say so has missed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +74,18 @@ class TrueBooks:
         self.landed_P = torch.zeros(num_pages, dtype=torch.int64)  # on a free page: the taint that its next holder has
         self.is_shared_P = torch.zeros(num_pages, dtype=torch.bool)
         self.is_tagged_P = self.is_shared_P.clone()
-        self.is_dirty_P = self.is_shared_P.clone()
+        self.is_struck_P = self.is_shared_P.clone()  # a token was stored there while a transfer was under way
         self.is_touched_P = self.is_shared_P.clone()
+        self._gone: list[set[int]] = [set() for _ in range(num_pages)]  # transfers to former holders, not over
         self.expected_RL = torch.zeros(num_rows, most_pages, dtype=torch.int64)
         self.names: dict[int, str] = {}
         self._num_grants = 0
         self.has_transfers = False  # until the first is announced a guard does not look for what lands on free pages
+
+    def forget_gone(self) -> None:
+        """Every transfer is over."""
+        for transfers in self._gone:
+            transfers.clear()
 
     def next_grants(self, count: int) -> Tensor:
         """Numbers that nothing was granted under."""
@@ -109,29 +110,47 @@ class TrueBooks:
         is_sure |= self.is_tagged_P[safe] | has_not_come
         return is_sure, is_sure | (taints != Taint.NONE)
 
+    def is_dirty(self, pages: Tensor) -> Tensor:
+        """Where a transfer to a former holder may still write."""
+        return torch.tensor([bool(self._gone[page]) for page in pages.tolist()], dtype=torch.bool)
+
     def grant(self, pages: Tensor, grants: Tensor) -> None:
         """To whoever holds them from now on: nothing of what was matters, but a transfer that may still write there."""
-        landed = torch.where(self.is_dirty_P[pages], Taint.SURE, self.landed_P[pages])
+        landed = torch.where(self.is_dirty(pages), Taint.SURE, self.landed_P[pages])
         self.grants_P[pages] = grants
         self.taints_P[pages] = landed
         self.is_touched_P[pages] = landed == Taint.SURE
         self.landed_P[pages] = Taint.NONE
-        self.is_shared_P[pages] = self.is_tagged_P[pages] = False
+        self.is_shared_P[pages] = self.is_tagged_P[pages] = self.is_struck_P[pages] = False
         self.waits_for_P[pages] = NO_TRANSFER
 
     def release(self, pages: Tensor) -> None:
         """Of whatever was written there nothing is left that concerns anybody."""
-        self.is_dirty_P[pages] |= self.waits_for_P[pages] != NO_TRANSFER
+        for page, transfer in zip(pages.tolist(), self.waits_for_P[pages].tolist(), strict=True):
+            if transfer != NO_TRANSFER:
+                self._gone[page].add(transfer)
         self.grants_P[pages] = NoGrant.FREE
         self.taints_P[pages] = self.landed_P[pages] = Taint.NONE
-        self.is_shared_P[pages] = self.is_tagged_P[pages] = False
+        self.is_shared_P[pages] = self.is_tagged_P[pages] = self.is_struck_P[pages] = False
         self.waits_for_P[pages] = NO_TRANSFER
 
-    def announce(self, pages: Tensor, transfer: int) -> None:
-        """It may write to pages that are held."""
+    def announce(self, pages: Tensor, transfer: int) -> Tensor:
+        """It may write to pages that one row holds; which those are, bool [N]."""
         self.has_transfers = True
-        is_held = (self.grants_P[pages] != NoGrant.FREE) & ~self.is_shared_P[pages]
+        is_held = (
+            (self.grants_P[pages] != NoGrant.FREE) & ~self.is_shared_P[pages] & (self.waits_for_P[pages] == NO_TRANSFER)
+        )
         self.waits_for_P[pages] = torch.where(is_held, transfer, self.waits_for_P[pages])
+        self.is_tagged_P[pages] &= ~is_held
+        return is_held
+
+    def drained(self, pages: Tensor, transfer: int) -> None:
+        """Nothing of it is on its way, whoever holds them now."""
+        for page in pages.tolist():
+            self._gone[page].discard(transfer)
+        is_over = self.waits_for_P[pages] == transfer
+        self.waits_for_P[pages] = torch.where(is_over, NO_TRANSFER, self.waits_for_P[pages])
+        self.is_struck_P[pages] &= ~is_over
 
     def land(self, pages: Tensor, transfer: int, taints: Tensor, *, is_tag: bool) -> None:
         """A transfer writes, beside the stream: right where it was announced for the holder, and nowhere else."""
@@ -139,7 +158,8 @@ class TrueBooks:
         is_free = self.grants_P[pages] == NoGrant.FREE
         stray = torch.full_like(pages, Taint.SURE if is_tag else Taint.PERHAPS)
         landed = stray if self.has_transfers else stray.clamp(max=Taint.PERHAPS)
-        now = self.taints_P[pages].clamp(max=Taint.PERHAPS) if is_tag else self.taints_P[pages]
+        now = self.taints_P[pages]
+        now = torch.where(self.is_struck_P[pages], now, now.clamp(max=Taint.PERHAPS)) if is_tag else now
         brought = taints if is_tag else taints.clamp(max=Taint.PERHAPS)
         wrong = torch.where(is_free, self.taints_P[pages], torch.maximum(self.taints_P[pages], stray))
         self.taints_P[pages] = torch.where(is_right, torch.maximum(now, brought), wrong)
@@ -160,8 +180,8 @@ class TrueBooks:
         """A transfer is over; ``is_right`` where it brought what it should."""
         taints = self.taints_P[pages].clamp(max=Taint.PERHAPS)
         taints = torch.where(is_right, taints, Taint.PERHAPS)
-        self.taints_P[pages] = torch.where(self.is_touched_P[pages], Taint.SURE, taints)
-        self.is_tagged_P[pages] = False
+        self.taints_P[pages] = torch.where(self.is_touched_P[pages] | self.is_struck_P[pages], Taint.SURE, taints)
+        self.is_tagged_P[pages] = self.is_struck_P[pages] = False
         self.waits_for_P[pages] = NO_TRANSFER
 
 
@@ -171,7 +191,7 @@ class Truth:
     def __init__(self, books: TrueBooks, null_page: int) -> None:
         self.books = books
         self._null_page = null_page
-        self._wrongs: dict[Place, Wrong] = {}
+        self._wrongs: dict[Place, bool] = {}
         self._closed: deque[tuple[int, Wrongs]] = deque()
         self._step = 0
         self._looked: _Looked | None = None
@@ -190,10 +210,9 @@ class Truth:
         names = self._looked.names if self._looked is not None and check in STEP_CHECKS else self.books.names
         for at in found:
             row = None if rows is None else int(rows[at])
-            place = Place(check, row, None if indices is None else int(indices[at]), int(pages[at]))
-            before = self._wrongs.get(place)
-            is_known = before is not None and before.is_sure
-            self._wrongs[place] = Wrong(None if row is None else names.get(row), bool(is_sure[at]) or is_known)
+            index, request = None if indices is None else int(indices[at]), None if row is None else names.get(row)
+            place = Place(check, row, index, int(pages[at]), request)
+            self._wrongs[place] = bool(is_sure[at]) or self._wrongs.get(place, False)
 
     def look(self, step: Step) -> None:
         """Before a step."""

@@ -113,30 +113,34 @@ class Watched:
         """Every row is closed, nothing is under way, and every page is free."""
         for row in range(1, len(self.books.expected_RL)):
             self.close(row)
+        waits_for_P = self.books.waits_for_P.clone()
+        for transfer in {*waits_for_P.tolist()} - {NO_TRANSFER}:
+            self.drained((waits_for_P == transfer).nonzero()[:, 0], transfer)
         pages = torch.arange(self.books.num_pages)
-        self.drained(pages)
+        self.books.forget_gone()
+        self.guard.drained(pages, None)
         self.books.release(pages)
         self.books.is_touched_P.fill_(False)
         self.guard.clear()
 
     def announce(self, pages: Tensor, transfer: int) -> None:
-        self.books.announce(pages, transfer)
-        self.guard.announce(pages)
+        is_other = ~self.books.announce(pages, transfer) | is_repeated(pages)
+        self.truth.note("announcement", pages, (is_other, is_other))
+        self.guard.announce(pages, transfer)
 
-    def drained(self, pages: Tensor) -> None:
-        self.books.waits_for_P[pages] = NO_TRANSFER
-        self.books.is_dirty_P[pages] = False
-        self.guard.drained(pages)
+    def drained(self, pages: Tensor, transfer: int) -> None:
+        self.books.drained(pages, transfer)
+        self.guard.drained(pages, transfer)
 
     def reserve(self, pages: Tensor, transfer: int) -> None:
         books = self.books
         self._note_touched(pages, None, None)
-        is_held = books.grants_P[pages] != NoGrant.FREE
+        is_held = (books.grants_P[pages] != NoGrant.FREE) | is_repeated(pages)
         self.truth.note("grant", pages, (is_held, is_held))
         books.grant(pages, books.next_grants(len(pages)))
         books.has_transfers = True
         books.waits_for_P[pages] = transfer
-        self.guard.reserve(pages)
+        self.guard.reserve(pages, transfer)
 
     def send(self, pages: Tensor, held: Known, checksums: Tensor | None = None) -> Tensor:
         self.truth.note("holder", pages, self.books.is_other(pages, held.grants))
@@ -194,6 +198,7 @@ class Watched:
         self.truth.note("write", pages, (is_sure & is_stored, (is_sure | is_possible) & is_stored), rows, indices)
         spoiled = pages[is_sure & is_stored & is_inside]
         books.taints_P[spoiled] = torch.where(books.grants_P[spoiled] == NoGrant.FREE, Taint.NONE, Taint.SURE)
+        books.is_struck_P[spoiled] |= books.waits_for_P[spoiled] != NO_TRANSFER
         books.landed_P[spoiled] = books.landed_P[spoiled].clamp(max=Taint.PERHAPS)  # its tag is written over
         self.guard.check_writes(slots, rows, positions)
 
@@ -235,14 +240,14 @@ class Watched:
         """Something has landed there since the release, or may yet."""
         books = self.books
         landed = torch.where(books.grants_P[pages] == NoGrant.FREE, books.landed_P[pages], Taint.NONE)
-        is_sure = books.is_dirty_P[pages] | (landed == Taint.SURE)
+        is_sure = books.is_dirty(pages) | (landed == Taint.SURE)
         self.truth.note("landing", pages, (is_sure, is_sure | (landed != Taint.NONE)), rows, indices)
 
     def _note_arrived(self, pages: Tensor, is_right: Tensor, rows: Tensor | None, indices: Tensor | None) -> Tensor:
         """What has no tag of its transfer, or was released meanwhile, has surely not arrived: bool [N]."""
         books = self.books
         is_free = books.grants_P[pages] == NoGrant.FREE
-        is_sure = is_free | ~books.is_tagged_P[pages] & (books.taints_P[pages] == Taint.NONE)
+        is_sure = is_free | books.is_struck_P[pages] | ~books.is_tagged_P[pages] & (books.taints_P[pages] == Taint.NONE)
         is_right = is_right & ~is_free & books.is_tagged_P[pages] & (books.taints_P[pages] == Taint.NONE)
         for check in ("arrival", "content"):
             self.truth.note(check, pages, (is_sure & (check == "arrival"), ~is_right), rows, indices)

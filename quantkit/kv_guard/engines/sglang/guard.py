@@ -32,7 +32,7 @@ from quantkit.kv_guard.tracker import KvGuardError
 
 _log = logging.getLogger(__name__)
 _BYTES_A_PLACE = 36  # of a row's logical page: what it expects, and what a launched step captures
-_BYTES_A_PAGE = 36 + 8 + 2 * 25 + 32  # tag and state, what the cache keeps, what may come
+_BYTES_A_PAGE = 49 + 8 + 2 * 25 + 32  # tag, state and transfers, what the cache keeps, what may come
 
 
 class Guard:

@@ -75,14 +75,14 @@ class GuardedPool:
         """The transfer to pages of a row from ``first`` on is said to be complete; ``slots`` are their first ones."""
         self.events.add(self._arrive, row, first, slots)
 
-    def drained(self, slots: Tensor) -> None:
-        """No transfer writes any more to pages that were handed out to await one; ``slots`` are the first ones."""
-        self.events.add(self._drained, slots)
+    def drained(self, row: int, slots: Tensor) -> None:
+        """No transfer writes any more to a row's pages that were to await one; ``slots`` are the first ones."""
+        self.events.add(self._drained, row, slots)
 
-    def fill(self, slots: Tensor) -> None:
-        """What was handed out to await a transfer has been filled without one."""
+    def fill(self, row: int, slots: Tensor) -> None:
+        """What was handed out to a row to await a transfer has been filled without one."""
         if self.inbox is not None:
-            self.events.add(self._fill, slots)
+            self.events.add(self._fill, row, slots)
 
     def holds(self, row: int, slots: Tensor) -> bool:
         """Whether the first pages of a row, whose first slots these are, are its own; what is not is a violation.
@@ -127,9 +127,9 @@ class GuardedPool:
         self.tracker.grant(pages, rows, indices, owners)
         if self.inbox is None:
             return
-        self.tracker.drained(pages)  # of a transfer to a former holder: the grant has named who has them now
+        self.tracker.drained(pages, None)  # of transfers to former holders: the grant has named who has them now
         if awaits:
-            self.tracker.announce(pages)
+            self.tracker.announce(pages, new.rows[0])  # a row is that of one transfer
         else:
             self.inbox.empty(pages)
 
@@ -140,13 +140,13 @@ class GuardedPool:
         self.inbox.take(pages, self.tracker)
         self.tracker.arrive(pages, torch.full_like(indices, row), indices)
 
-    def _drained(self, slots: Tensor) -> None:
+    def _drained(self, row: int, slots: Tensor) -> None:
         """What lies in the inbox stays: the pages' next holder may have them already, and his tags have come."""
-        self.tracker.drained(self._pages_of(slots))
+        self.tracker.drained(self._pages_of(slots), row)
 
-    def _fill(self, slots: Tensor) -> None:
+    def _fill(self, row: int, slots: Tensor) -> None:
         assert self.inbox is not None
-        self._drained(slots)
+        self._drained(row, slots)
         self.inbox.empty(self._pages_of(slots))
 
     def _pages_of(self, slots: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class TransferHooks:
             return
         first, slots = self._awaiting_slots(req)
         if req.finished():  # what came beside the pages was another request's; it gives back pages that nobody reads
-            self._guard.pool.drained(slots)
+            self._guard.pool.drained(req.kv.req_pool_idx, slots)
         else:
             self._guard.pool.arrive(req.kv.req_pool_idx, first, slots)
 
@@ -99,7 +99,7 @@ class TransferHooks:
         if not self._awaits(queue, req) or receiver is None:  # which a transfer that was complete has no more
             return
         if _is_over(receiver, req.bootstrap_room):
-            self._guard.pool.drained(self._awaiting_slots(req)[1])
+            self._guard.pool.drained(req.kv.req_pool_idx, self._awaiting_slots(req)[1])
         else:
             what = "KV guard: the pages of request %s are given back while its transfer may still write there"
             _log.error(what, req.rid)
@@ -120,7 +120,7 @@ class TransferHooks:
     def restored(self, _: object, req: Any, tree_cache: Any, *__: object) -> None:
         """AFTER restore_kv_cache: pages that were reserved as for a transfer, and expect none."""
         if self._guard.guards_rows(tree_cache.req_to_token_pool):
-            self._guard.pool.fill(self._backed_up_slots(req))
+            self._guard.pool.fill(req.kv.req_pool_idx, self._backed_up_slots(req))
 
     def _awaits(self, queue: Any, req: Any) -> bool:
         """Whether a request has pages here that were announced to another server."""

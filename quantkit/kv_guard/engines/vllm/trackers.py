@@ -12,7 +12,7 @@ from quantkit.kv_guard.settings import GuardSettings, PoolSize
 
 _NULL_PAGE = 0  # of every pool; no request is ever granted it
 _BYTES_A_PLACE = 36 + 4  # of a row's logical page: what it expects, what a launched step captures, and the table
-_BYTES_A_PAGE = 36 + 2
+_BYTES_A_PAGE = 49
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

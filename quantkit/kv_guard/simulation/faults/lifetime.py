@@ -87,7 +87,7 @@ def _release(world: World, transfer: Transfer, *, is_drained: bool) -> None:
     engine = world.decode
     let_go(engine, transfer.request)
     if is_drained:
-        engine.events.drained(transfer.pages)
+        engine.events.drained(transfer.pages, transfer.number)
     engine.free_pages.put(transfer.pages)
     engine.free_pages.prefer(transfer.pages)
     end(engine, transfer.request)

@@ -1,0 +1,137 @@
+"""Transfers that are over before they came, each by its number; and pages that wait while others write there."""
+
+import pytest
+
+from quantkit.kv_guard.faults import Fault
+from tests.kv_guard.pools import PAGE_SIZE, Pool, faults, numbers
+
+
+def sent(page=7):
+    """Tags of a prefill's page, which holds the prompt of 0 to 3."""
+    prefill = Pool()
+    prefill.begin(0, range(4), [page])
+    return prefill.tracker.lift(numbers(page))
+
+
+def write(pool, slot, row, position):
+    pool.tracker.check_writes(numbers(slot), numbers(row), numbers(position))
+
+
+def arrive(pool):
+    pool.tracker.arrive(numbers(3), numbers(0), numbers(0))
+
+
+@pytest.mark.parametrize("is_first_over", [False, True])
+def test_the_end_of_one_transfer_is_not_that_of_another_to_the_same_page(is_first_over):
+    pool = Pool()
+    for row, transfer in ((0, 1), (1, 2)):
+        pool.begin(row, range(4), [3])
+        pool.tracker.announce(numbers(3), transfer)
+        pool.end(row, 3)
+    pool.tracker.drained(numbers(3), 2)
+    if is_first_over:
+        pool.tracker.drained(numbers(3), 1)
+    pool.run(2)
+    pool.begin(0, range(50, 54), [3])
+    found = [] if is_first_over else [(Fault.LANDING, "landing", "r0", 3)]
+    assert faults(pool.run(0))[:1] == found
+
+
+def test_the_end_of_a_former_transfer_does_not_end_the_one_that_a_page_waits_for():
+    """Or its holder would read what has not come."""
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    pool.tracker.announce(numbers(3), 1)
+    pool.end(0, 3)
+    pool.tracker.drained(numbers(3), None)
+    pool.run(2)
+    pool.begin(0, range(4), [3])
+    pool.tracker.announce(numbers(3), 2)
+    pool.tracker.drained(numbers(3), 1)
+    assert faults(pool.run(0))[0] == (Fault.NOT_ARRIVED, "before_step", "r0", 3)
+
+
+def test_a_transfer_that_is_announced_again_is_not_taken_for_come_by_what_the_first_one_left():
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    pool.tracker.announce(numbers(3), 1)
+    pool.tracker.land(numbers(3), sent())
+    pool.tracker.drained(numbers(3), 1)
+    pool.tracker.announce(numbers(3), 2)
+    arrive(pool)
+    assert faults(pool.run(0))[0] == (Fault.NOT_ARRIVED, "arrival", "r0", 3)
+    pool.tracker.announce(numbers(3), 3)
+    pool.tracker.land(numbers(3), sent())
+    arrive(pool)
+    assert pool.run(0).violations == ()
+
+
+@pytest.mark.parametrize("is_over_by", ["arrive", "drained"])
+def test_a_token_that_was_stored_while_a_transfer_was_under_way_is_seen_behind_its_tags(is_over_by):
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    pool.begin(1, range(50, 54), [5])
+    pool.tracker.announce(numbers(3), 1)
+    pool.tracker.land(numbers(3), sent())
+    write(pool, 3 * PAGE_SIZE, 1, 0)
+    pool.tracker.land(numbers(3), sent())  # the second time, behind the content
+    if is_over_by == "arrive":
+        arrive(pool)
+    else:
+        pool.tracker.drained(numbers(3), 1)
+    found = faults(pool.run(0))
+    assert (Fault.SPOILED, "before_step", "r0", 3) in found
+    assert ((Fault.SPOILED, "arrival", "r0", 3) in found) == (is_over_by == "arrive")
+
+
+def test_what_is_not_held_by_one_row_alone_awaits_no_transfer():
+    """A free page, one that others read, one that waits already, and one that is named twice."""
+    pool = Pool()
+    pool.begin(0, range(16), [3, 4, 5, 6])
+    pool.tracker.cache(numbers(3), numbers(0), numbers(0))
+    pool.tracker.announce(numbers(4), 1)
+    pool.tracker.announce(numbers(9, 3, 4, 5, 5), 2)
+    found = [(one.fault, one.evidence.page) for one in pool.tracker.settle().violations]
+    assert found == [(Fault.FREED, 9), (Fault.WRITE_TO_SHARED, 3), (Fault.LANDING, 4), (Fault.LANDING, 5)]
+    pool.tracker.drained(numbers(4), 2)
+    assert faults(pool.run(0))[0][:2] == (Fault.NOT_ARRIVED, "before_step")
+
+
+def test_a_page_that_is_reserved_twice_in_one_call():
+    pool = Pool()
+    pool.tracker.reserve(numbers(5, 6, 5), 1)
+    assert [(one.fault, one.evidence.page) for one in pool.tracker.settle().violations] == [(Fault.GRANTED_TWICE, 5)]
+
+
+def test_no_row_gives_back_what_is_reserved_or_what_another_had():
+    """Row 0's own page was granted to another, which has given it back: its tag is gone."""
+    pool = Pool()
+    pool.begin(0, range(8), [3, 4])
+    pool.tracker.release(numbers(3))
+    pool.begin(1, range(50, 54), [5])
+    pool.tracker.close(1)  # and page 5 waits to be released
+    pool.tracker.reserve(numbers(6), 1)
+    pool.tracker.land(numbers(6), sent())
+    for named in (5, 6, 3, 9):
+        assert pool.tracker.own_pages(0, 0, numbers(named, 4)).tolist() == [-1, 4]
+
+
+def test_no_page_is_given_back_twice():
+    pool = Pool()
+    pool.begin(0, range(8), [3, 4])
+    pool.tracker.land(numbers(3), numbers(11, 12, 13, 1).reshape(1, 4))
+    pool.tracker.land(numbers(4), numbers(11, 12, 13, 1).reshape(1, 4))
+    assert pool.tracker.own_pages(0, 0, numbers(3, 3)).tolist() == [3, -1]
+    pool.begin(1, range(50, 58), [5, 6])
+    assert pool.tracker.own_pages(1, 0, numbers(6, 6)).tolist() == [5, 6]
+
+
+def test_a_row_gives_back_a_page_that_waits_and_was_written_to():
+    """A step that ran ahead of the transfer stored its token there."""
+    pool = Pool()
+    pool.begin(0, range(6), [3, 4])
+    pool.tracker.announce(numbers(3, 4), 9)
+    pool.launch(0)
+    pool.tracker.check_writes(numbers(4 * PAGE_SIZE + 1), numbers(0), numbers(5))
+    pool.tracker.after_step()
+    assert pool.tracker.own_pages(0, 0, numbers(3, 4)).tolist() == [3, 4]

@@ -12,6 +12,8 @@ def append_lines(ring: Ring, is_bad_N: Tensor, words: dict[Word, Tensor | int]) 
 
     ``words`` are [N] or one number. A line that has no room goes to the ring's last, which nobody reads.
     """
+    if is_bad_N.device.type == "cpu" and not is_bad_N.any():  # which on a GPU would wait for it
+        return
     lines = torch.zeros(len(is_bad_N), LINE_WORDS, dtype=torch.int64, device=is_bad_N.device)
     for word, value in words.items():
         lines[:, word] = value

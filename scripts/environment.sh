@@ -14,7 +14,9 @@ prepare_environment() {
       return
     fi
   done
-  local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt)
+  # most modules of the large packages are never imported: what is, is compiled then
+  local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile)
+  pip+=(--constraint scripts/constraints.txt)
   if [ "$level" = dev ]; then
     "${pip[@]}" torch
     "${pip[@]}" --editable '.[dev]'

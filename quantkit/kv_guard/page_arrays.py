@@ -6,7 +6,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quantkit.kv_guard.dispatch import Expectations, PageTags, Ring, Word, twins
+from quantkit.kv_guard.dispatch import (
+    Expectations,
+    PageTags,
+    Ring,
+    Word,
+    new_expectations,
+    new_ring,
+    new_tags,
+    twins,
+)
+from quantkit.kv_guard.settings import PoolSize
 
 Words = dict[Word, Tensor | int]
 """Of lines: a number each [N], or one for all."""
@@ -26,12 +36,13 @@ class PageArrays:
     touched_P: Tensor  # bool
 
 
-def new_arrays(tags: PageTags, expectations: Expectations, ring: Ring) -> PageArrays:
-    """No transfer was announced."""
+def new_arrays(size: PoolSize, ring_lines: int, device: torch.device | str) -> PageArrays:
+    """Nothing is sealed, and no transfer was announced."""
+    tags = new_tags(size.num_pages, device)
     return PageArrays(
         tags=tags,
-        expectations=expectations,
-        ring=ring,
+        expectations=new_expectations(size.num_rows, size.most_pages, device),
+        ring=new_ring(ring_lines, device),
         transfers_P=torch.full_like(tags.seals_P, NO_TRANSFER),
         gone_P=torch.zeros_like(tags.states_P),
         touched_P=torch.zeros_like(tags.states_P, dtype=torch.bool),

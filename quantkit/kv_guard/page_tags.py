@@ -13,18 +13,17 @@ from quantkit.kv_guard.dispatch import (
     PRUNED,
     UNGRANTED,
     Captured,
+    Expectations,
+    PageTags,
     State,
     Word,
     new_captured,
-    new_expectations,
-    new_ring,
-    new_tags,
     ops_for,
     twins,
 )
 from quantkit.kv_guard.identity import Chains
 from quantkit.kv_guard.own_pages import own_pages
-from quantkit.kv_guard.page_arrays import Words, new_arrays
+from quantkit.kv_guard.page_arrays import Words, new_arrays, put
 from quantkit.kv_guard.settings import GuardSettings
 from quantkit.kv_guard.tracker import Held, KvGuardError, Mode, NullTracker, Step, Tracker, Verdict
 from quantkit.kv_guard.verdicts import Verdicts
@@ -40,20 +39,27 @@ class PageTagTracker:
         size = settings.size
         self.settings = settings
         self.chains = Chains(settings.identity.key(settings.secret))
-        self.tags = new_tags(size.num_pages, device)
-        self.expectations = new_expectations(size.num_rows, size.most_pages, device)
+        self._arrays = new_arrays(size, settings.ring_lines, device)
         self._ops = ops_for(self.tags.seals_P.device)
-        self._ring = new_ring(settings.ring_lines, device)
-        self._verdicts = Verdicts(settings, self._ring, on=self.tags.seals_P)
+        self._verdicts = Verdicts(settings, self._arrays.ring, on=self.tags.seals_P)
         self.metrics = self._verdicts.metrics
         self._captured: Captured = new_captured(size.num_rows, size.most_pages, device)
         first = settings.first_generation
         self._first_generation = (secrets.randbits(64) or 1) if first is None else first
         self._generation = self._first_generation
         self._launched: Step | None = None
-        self._arrays = new_arrays(self.tags, self.expectations, self._ring)
         self._has_transfers = False  # nothing is looked at that only they could have done
         self.clear()
+
+    @property
+    def tags(self) -> PageTags:
+        """What lies at pages."""
+        return self._arrays.tags
+
+    @property
+    def expectations(self) -> Expectations:
+        """What rows were granted."""
+        return self._arrays.expectations
 
     @property
     def names(self) -> Mapping[int, str]:
@@ -84,7 +90,7 @@ class PageTagTracker:
         self._ops.grant_pages(
             self.tags,
             self.expectations,
-            self._ring,
+            self._arrays.ring,
             pages,
             rows,
             indices,
@@ -98,9 +104,8 @@ class PageTagTracker:
     def release(self, pages: Tensor) -> None:
         if self._has_transfers:
             transfer_events.check_over(self._arrays, pages, self._subject(-1))
-        self._ops.release_pages(
-            self.tags, self._ring, pages, first_generation=self._next_generations(len(pages)), step=self._verdicts.step
-        )
+        first = self._next_generations(len(pages))
+        self._ops.release_pages(self.tags, self._arrays.ring, pages, first_generation=first, step=self._verdicts.step)
 
     def cache(self, pages: Tensor, rows: Tensor, indices: Tensor) -> Held:
         held = page_events.held_by(self.expectations, rows, indices)
@@ -151,8 +156,11 @@ class PageTagTracker:
         self._has_transfers = True
         transfer_events.await_pages(self._arrays, pages, transfer, self._subject(-1))
 
-    def drained(self, pages: Tensor, transfer: int | None) -> None:
+    def drained(self, pages: Tensor, transfer: int) -> None:
         transfer_events.drain(self._arrays, pages, transfer)
+
+    def forget_transfers(self, pages: Tensor) -> None:
+        put(self._arrays.gone_P, pages, 0)
 
     def reserve(self, pages: Tensor, transfer: int) -> None:
         self._has_transfers = True
@@ -206,7 +214,7 @@ class PageTagTracker:
             self._ops.check_pages(
                 self.tags,
                 self.expectations,
-                self._ring,
+                self._arrays.ring,
                 step.table,
                 step.rows,
                 step.lengths,
@@ -232,7 +240,7 @@ class PageTagTracker:
             self._ops.check_writes(
                 self.tags,
                 self.expectations,
-                self._ring,
+                self._arrays.ring,
                 slots,
                 rows,
                 positions,
@@ -250,7 +258,7 @@ class PageTagTracker:
             self._ops.check_captured(
                 self.tags,
                 self.expectations,
-                self._ring,
+                self._arrays.ring,
                 self._captured,
                 step.rows,
                 most_pages=step.most_pages,

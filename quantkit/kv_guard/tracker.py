@@ -100,6 +100,10 @@ class Tracker(Protocol):
     A transfer is in no such order. Whoever writes into a pool beside its stream is told of pages only when the stream
     has passed their `grant` or `reserve`: before that a step may still read what was there, and the tag that lands
     would be written over.
+
+    The plugins call no `move`, `fork`, `copied`, `truncate`, `prune`, `reserve`, `send`, `sent`, `store` or `settle`. They
+    set no `Step.is_steady`, and pass no checksums: what these are for their engines do not do, or it is refused. They run
+    in the simulation, as a host tier, forks and compaction do.
     """
 
     is_on: bool
@@ -164,14 +168,17 @@ class Tracker(Protocol):
         above; no two that are not over have the same. A page's part of it is over once.
         """
 
-    def drained(self, pages: "Tensor", transfer: int | None) -> None:
+    def drained(self, pages: "Tensor", transfer: int) -> None:
         """A transfer was given up, and nothing of it is on its way to pages any more: they may be released.
 
         Those to which nothing has come are their row's as before the announcement, which may compute them itself.
 
         Told only after the pages were released it still ends that every later holder of them is a violation, unless
-        another transfer to a former holder is not over yet. None: all to former holders are, or as good as.
+        another transfer to a former holder is not over yet.
         """
+
+    def forget_transfers(self, pages: "Tensor") -> None:
+        """Those to former holders count as over, as where nobody will ever say that they are."""
 
     def reserve(self, pages: "Tensor", transfer: int) -> None:
         """Free pages are taken for no row, and announced: a copy will arrive there, see `store`."""
@@ -262,8 +269,8 @@ class NullTracker:
         raise AssertionError("nothing is guarded: ask for is_on first")
 
     open = close = grant = release = cache = share = move = fork = copied = truncate = prune = clear = _never
-    announce = drained = reserve = send = lift = land = sent = holds = arrive = store = own_pages = _never
-    before_step = launched_pages = check_writes = after_step = verdict = settle = _never
+    announce = drained = forget_transfers = reserve = send = lift = land = sent = holds = arrive = store = _never
+    own_pages = before_step = launched_pages = check_writes = after_step = verdict = settle = _never
 
 
 def aborted_requests(

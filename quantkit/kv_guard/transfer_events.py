@@ -76,15 +76,12 @@ def await_pages(arrays: PageArrays, pages: Tensor, transfer: int, of: Words) -> 
     put(arrays.transfers_P, pages, transfer, is_held)
 
 
-def drain(arrays: PageArrays, pages: Tensor, transfer: int | None) -> None:
+def drain(arrays: PageArrays, pages: Tensor, transfer: int) -> None:
     """Nothing of a transfer is on its way to pages any more. Where nothing has come their holder may fill them himself.
 
-    A page that does not wait for it was given up with it before; None stands for all that were given up so.
+    A page that does not wait for it was given up with it before.
     """
     tags = arrays.tags
-    if transfer is None:
-        put(arrays.gone_P, pages, 0)
-        return
     is_over = is_waiting(tags, pages) & (read(arrays.transfers_P, pages, NO_TRANSFER) == transfer)
     put(arrays.gone_P, pages, (read(arrays.gone_P, pages, 0) - 1).clamp(min=0), ~is_over)
     marks, states = twins.mark_of(pages), states_of(tags, pages)

@@ -1,9 +1,12 @@
 """What an engine may call a tracker, and the one that does nothing."""
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 
+from quantkit.kv_guard import engines
 from quantkit.kv_guard.page_tags import PageTagTracker, new_tracker
 from quantkit.kv_guard.settings import GuardSettings, PoolSize
 from quantkit.kv_guard.tracker import Mode, NullTracker, Tracker
@@ -31,3 +34,11 @@ def test_what_is_off_is_never_asked_for_more(name):
 def test_nor_for_what_it_has(name):
     with pytest.raises(AssertionError, match="ask for is_on first"):
         getattr(new_tracker(None), name)
+
+
+def test_the_plugins_call_what_the_protocol_says_that_they_do():
+    sources = "".join(path.read_text() for path in Path(engines.__file__).parent.rglob("*.py"))
+    left = {name for name in vars(Tracker) if not name.startswith("_")} - {"is_on"}
+    called = {name for name in left if re.search(rf"tracker\.{name}\b", sources)}
+    said = set(re.findall(r"`(\w+)`", Tracker.__doc__.split("The plugins call no ")[1].split("They")[0]))
+    assert left - called == said

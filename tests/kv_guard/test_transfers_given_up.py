@@ -43,7 +43,7 @@ def test_the_end_of_a_former_transfer_does_not_end_the_one_that_a_page_waits_for
     pool.begin(0, range(4), [3])
     pool.tracker.announce(numbers(3), 1)
     pool.end(0, 3)
-    pool.tracker.drained(numbers(3), None)
+    pool.tracker.forget_transfers(numbers(3))
     pool.run(2)
     pool.begin(0, range(4), [3])
     pool.tracker.announce(numbers(3), 2)

@@ -118,7 +118,7 @@ class Watched:
             self.drained((waits_for_P == transfer).nonzero()[:, 0], transfer)
         pages = torch.arange(self.books.num_pages)
         self.books.forget_gone()
-        self.guard.drained(pages, None)
+        self.guard.forget_transfers(pages)
         self.books.release(pages)
         self.books.is_touched_P.fill_(False)
         self.guard.clear()

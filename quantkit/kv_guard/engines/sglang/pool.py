@@ -127,7 +127,7 @@ class GuardedPool:
         self.tracker.grant(pages, rows, indices, owners)
         if self.inbox is None:
             return
-        self.tracker.drained(pages, None)  # of transfers to former holders: the grant has named who has them now
+        self.tracker.forget_transfers(pages)  # to former holders: the grant has named who has them now
         if awaits:
             self.tracker.announce(pages, new.rows[0])  # a row is that of one transfer
         else:

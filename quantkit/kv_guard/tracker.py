@@ -101,9 +101,8 @@ class Tracker(Protocol):
     has passed their `grant` or `reserve`: before that a step may still read what was there, and the tag that lands
     would be written over.
 
-    The plugins call no `move`, `fork`, `copied`, `truncate`, `prune`, `reserve`, `send`, `sent`, `store` or `settle`. They
-    set no `Step.is_steady`, and pass no checksums: what these are for their engines do not do, or it is refused. They run
-    in the simulation, as a host tier, forks and compaction do.
+    The plugins call no `move`, `fork`, `copied`, `truncate`, `prune`, `reserve`, `send`, `sent`, `store` or `settle`.
+    They set no `Step.is_steady` and pass no checksums: what these are for their engines do not do, or it is refused.
     """
 
     is_on: bool

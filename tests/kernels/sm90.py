@@ -1,8 +1,11 @@
 """Compile kernels for sm_90 where there is no GPU, and read what the assembler made of them.
 
-A process of its own, since the tests' own may have chosen the interpreter. `cuobjdump` comes with Triton.
+A process of its own, since the tests' own may have chosen the interpreter; one for all kernels, since importing Triton
+takes longer than most of them. `cuobjdump` comes with Triton.
 """
 
+import atexit
+import functools
 import json
 import os
 import re
@@ -60,17 +63,46 @@ def compile_kernel(
         "signature": signature | dict.fromkeys(constants, "constexpr"),
         "constants": constants,
         "options": options,
+        "cache": str(cache),
     }
+    compiler = _compiler()
+    assert compiler.stdin is not None
+    assert compiler.stdout is not None
+    compiler.stdin.write(json.dumps(task) + "\n")
+    compiler.stdin.flush()
+    answer = compiler.stdout.readline()
+    if not answer:
+        _compiler.cache_clear()
+        raise AssertionError(f"the compiler ended with {compiler.wait()}, and said why on stderr")
+    return Compiled(**json.loads(answer))
+
+
+@functools.cache
+def _compiler() -> "subprocess.Popen[str]":
+    """Takes tasks and gives documents, a line each."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(cache)
-    ran = subprocess.run(
-        [sys.executable, __file__], input=json.dumps(task), env=environment, capture_output=True, text=True, check=False
+    compiler = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
     )
-    assert ran.returncode == 0, ran.stderr
-    return Compiled(**json.loads(ran.stdout))
+    atexit.register(_end, compiler)
+    return compiler
+
+
+def _end(compiler: "subprocess.Popen[str]") -> None:
+    compiler.kill()
+    compiler.communicate()
 
 
 def _main() -> None:
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Triton prints is no answer
+    for line in sys.stdin:
+        answers.write(json.dumps(_compile(json.loads(line))) + "\n")
+        answers.flush()
+
+
+def _compile(task: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `Compiled`."""
     import importlib
     import tempfile
 
@@ -78,7 +110,7 @@ def _main() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    task = json.loads(sys.stdin.read())
+    os.environ["TRITON_CACHE_DIR"] = task["cache"]
     module, name = task["kernel"].split(":")
     constants = {key: tuple(value) if isinstance(value, list) else value for key, value in task["constants"].items()}
     function = getattr(importlib.import_module(module), name)
@@ -98,14 +130,13 @@ def _main() -> None:
         ]
     usage = dict(re.findall(r"(REG|STACK):(\d+)", read[0]))
     ptx = compiled.asm["ptx"]
-    document = {
+    return {
         "num_registers": int(usage["REG"]),
         "stack_bytes": int(usage["STACK"]),
         "num_fused": len(re.findall(r"\bfma\.", ptx)),
         "ptx": ptx,
         "sass": [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,5})\*/\s+(.*?);", read[1])],
     }
-    sys.stdout.write(json.dumps(document))
 
 
 if __name__ == "__main__":

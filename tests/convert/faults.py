@@ -1,10 +1,14 @@
-"""Faults of a file system, injected where Python calls it: at the n-th call that changes something in a directory."""
+"""Faults of a file system, injected where Python calls it: at the n-th call that changes something in a directory.
+
+A suite tries some of the calls, `QUANTKIT_EVERY_CALL=1` all of them.
+"""
 
 import errno
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -16,6 +20,8 @@ CHANGES = (
     *("open", "write", "pwrite", "fsync", "fdatasync", "ftruncate"),
     *("mkdir", "rename", "replace", "unlink", "rmdir"),
 )
+WRITES = ("write", "pwrite")
+FLUSHES = ("fsync", "fdatasync")
 Fault = Callable[[str, tuple[Any, ...], Callable[..., Any]], Any]
 
 
@@ -30,7 +36,7 @@ def fail_with(number: int) -> Fault:
 
 def write_short(name: str, arguments: tuple[Any, ...], call: Callable[..., Any]) -> Any:
     """A write takes one byte; anything else works."""
-    if name in ("write", "pwrite") and len(arguments[1]) > 1:
+    if name in WRITES and len(arguments[1]) > 1:
         return call(arguments[0], arguments[1][:1], *arguments[2:])
     return call(*arguments)
 
@@ -43,12 +49,42 @@ def die_before(name: str, arguments: tuple[Any, ...], call: Callable[..., Any]) 
 def die_in_the_middle(name: str, arguments: tuple[Any, ...], call: Callable[..., Any]) -> Any:
     """The process is killed behind half of a write, or behind anything else."""
     try:
-        if name in ("write", "pwrite"):
+        if name in WRITES:
             call(arguments[0], arguments[1][: len(arguments[1]) // 2], *arguments[2:])
         else:
             call(*arguments)
     finally:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def tries_every_call() -> bool:
+    return os.environ.get("QUANTKIT_EVERY_CALL") == "1"
+
+
+def some_calls(calls: Sequence[str]) -> list[int]:
+    """Numbers of the calls to try: of those in a row that do one thing to one file the first, the middle, the last."""
+    numbers = range(len(calls))
+    if tries_every_call():
+        return list(numbers)
+    rows = [list(row) for _, row in groupby(numbers, key=lambda number: calls[number])]
+    return sorted({number for row in rows for number in (row[0], row[len(row) // 2], row[-1])})
+
+
+def some_kills(calls: Sequence[str]) -> list[tuple[int, Fault]]:
+    """Kills at some calls, each disk that they leave once.
+
+    A kill behind a call leaves what one before the next does, and one at a flush what was there before it.
+    """
+    if tries_every_call():
+        return [(number, fault) for number in range(len(calls)) for fault in (die_before, die_in_the_middle)]
+    kills = [(0, die_before)]
+    for number in some_calls(calls):
+        name = calls[number].split()[0]
+        if name not in FLUSHES:
+            kills.append((number, die_in_the_middle))
+        if name in WRITES and number + 1 < len(calls):
+            kills.append((number + 1, die_before))
+    return kills
 
 
 class Faults:

@@ -18,7 +18,7 @@ from quantkit.kv_scales import into_checkpoint
 from quantkit.kv_scales.make import KvScaleRequest
 from quantkit.kv_scales.run import WriteRequest, run_kv_scales
 from quantkit.verify.verify import verify_output
-from tests.convert.faults import Faults, die_before, die_in_the_middle, killed
+from tests.convert.faults import Faults, die_before, die_in_the_middle, fail_with, killed, some_kills
 from tests.convert.helpers import convert, directory_bytes, load_output
 from tests.kv_scales.helpers import calibrated, report_of
 
@@ -294,20 +294,22 @@ def test_a_flipped_byte_is_not_vouched_for_anew(name, has_links, converted, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [die_before, die_in_the_middle])
-def test_a_kill_at_any_point_leaves_a_whole_copy_or_none(fault, converted, tmp_path):
+def test_a_kill_at_any_point_leaves_a_whole_copy_or_none(converted, tmp_path):
     """And the next run makes it, of the same bytes; the original is never touched."""
     output, statistics, _ = converted
     before = directory_bytes(output)
-    into(output, statistics, tmp_path / "whole")
-    assert verify_output(tmp_path / "whole").is_good
-    whole = directory_bytes(tmp_path / "whole")
+    faults = Faults(tmp_path / "first")
+    (tmp_path / "first").mkdir()
+    with faults.injected(fail_with(0), -1):
+        into(output, statistics, tmp_path / "first" / "kv")
+    assert verify_output(tmp_path / "first" / "kv").is_good
+    whole = directory_bytes(tmp_path / "first" / "kv")
+    assert len(faults.calls) > 20
     finished = 0
-    for at in count():
-        root = tmp_path / f"kill-{at}"
+    for at, fault in some_kills(faults.calls):
+        root = tmp_path / f"kill-{at}-{fault.__name__}"
         root.mkdir()
-        if not killed(lambda: into(output, statistics, root / "kv"), Faults(root), fault, at):  # noqa: B023
-            break
+        assert killed(lambda: into(output, statistics, root / "kv"), Faults(root), fault, at)  # noqa: B023
         if (root / "kv").exists():
             finished += 1
             names = {name for name in directory_bytes(root / "kv") if not name.startswith(".quantkit")}
@@ -318,7 +320,6 @@ def test_a_kill_at_any_point_leaves_a_whole_copy_or_none(fault, converted, tmp_p
             assert "exists already" in error.message  # noqa: PT017  (only where it was whole)
         assert {path.name for path in root.iterdir()} == {"kv"}
         assert directory_bytes(root / "kv") == whole
-    assert at > 20
     assert finished
     assert directory_bytes(output) == before
 

@@ -458,7 +458,7 @@ def test_names_of_the_hub_do_not_meet_names_of_the_spool(source, client, tmp_pat
 
 
 def test_an_error_ends_the_process_though_other_downloads_stall(source, tmp_path):
-    stalled = threading.Event()
+    stalled, ended = threading.Event(), threading.Event()
 
     def trouble(hub: Hub, path):
         if "Range" in hub.headers:
@@ -469,16 +469,16 @@ def test_an_error_ends_the_process_though_other_downloads_stall(source, tmp_path
         else:
             hub.send_head(200, {"Content-Length": str(path.stat().st_size)})
             stalled.set()
-            with suppress(OSError):
-                for _ in range(1200):
-                    hub.wfile.write(b"")
-                    time.sleep(0.05)
+            ended.wait(60)
 
     with serve(source.directory) as (handler, endpoint):
         handler.lists_hashes = True
         handler.troubles = repeat(trouble)
         process = start(endpoint, tmp_path)
-        _, err = process.communicate(timeout=45)
+        try:
+            _, err = process.communicate(timeout=45)
+        finally:
+            ended.set()
     assert process.returncode == 3
     assert "Traceback" not in err
     assert "404" in err

@@ -14,6 +14,7 @@ import pytest
 
 import quantkit.cli
 from quantkit.cli.app import _nothing_begun
+from tests.cli.command_server import run_forked
 from tests.convert.helpers import leftovers
 
 SCHEMAS = Path(quantkit.cli.__file__).parent / "schemas"
@@ -21,9 +22,8 @@ EXPERT = "model.layers.1.mlp.experts.2.up_proj.weight"
 
 
 def run(*arguments, cwd=None, env=None):
-    command = [sys.executable, "-c", "from quantkit.cli.app import main; main()", *map(str, arguments)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", **(env or {})}
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
+    return run_forked([*map(str, arguments)], cwd or Path.cwd(), environment)
 
 
 def document(result, schema):

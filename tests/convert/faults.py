@@ -77,7 +77,7 @@ def some_kills(calls: Sequence[str]) -> list[tuple[int, Fault]]:
     """
     if tries_every_call():
         return [(number, fault) for number in range(len(calls)) for fault in (die_before, die_in_the_middle)]
-    kills = [(0, die_before)]
+    kills: list[tuple[int, Fault]] = [(0, die_before)]
     for number in some_calls(calls):
         name = calls[number].split()[0]
         if name not in FLUSHES:

@@ -119,3 +119,22 @@ def test_a_row_that_is_closed_expects_nothing_whatever_is_said_of_it(call):
     getattr(pool.tracker, call)(numbers(0), numbers(2))
     pool.table[0] = 0
     assert pool.run(0).violations == ()
+
+
+def test_a_row_that_is_closed_is_nobodys():
+    """In the step of its end, too, whose lines may still speak of its request."""
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    pool.tracker.close(0)
+    assert [one[:3] for one in faults(pool.run(0))] == [
+        (Fault.NEVER_GRANTED, check, None) for check in ("before_step", "after_step")
+    ]
+
+
+def test_rows_expect_nothing_behind_a_clear():
+    """Null pages stand in them as in padding."""
+    pool = Pool(null_page=0)
+    pool.begin(0, range(4), [3])
+    pool.tracker.clear()
+    pool.table[0] = 0
+    assert pool.run(0).violations == ()

@@ -135,3 +135,28 @@ def test_a_row_gives_back_a_page_that_waits_and_was_written_to():
     pool.tracker.check_writes(numbers(4 * PAGE_SIZE + 1), numbers(0), numbers(5))
     pool.tracker.after_step()
     assert pool.tracker.own_pages(0, 0, numbers(3, 4)).tolist() == [3, 4]
+
+
+def test_the_end_of_a_transfer_that_a_page_waits_for_is_not_that_of_a_former_one():
+    pool = Pool()
+    for row, transfer in ((0, 1), (1, 2)):
+        pool.begin(row, range(4), [3])
+        pool.tracker.announce(numbers(3), transfer)
+        if row == 1:
+            pool.tracker.drained(numbers(3), 2)
+        pool.end(row, 3)
+    pool.run(2)
+    pool.begin(0, range(50, 54), [3])
+    assert faults(pool.run(0))[0] == (Fault.LANDING, "landing", "r0", 3)
+
+
+def test_who_held_a_page_that_was_reserved_reads_nothing_there_though_the_copy_was_given_up():
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    pool.tracker.reserve(numbers(3), 1)
+    pool.tracker.drained(numbers(3), 1)
+    assert [one[:2] for one in faults(pool.run(0))] == [
+        (Fault.GRANTED_TWICE, "grant"),
+        (Fault.NOT_ARRIVED, "before_step"),
+        (Fault.NOT_ARRIVED, "after_step"),
+    ]

@@ -160,3 +160,40 @@ def test_who_held_a_page_that_was_reserved_reads_nothing_there_though_the_copy_w
         (Fault.NOT_ARRIVED, "before_step"),
         (Fault.NOT_ARRIVED, "after_step"),
     ]
+
+
+def test_a_transfer_whose_end_is_told_twice_does_not_end_the_next_one():
+    pool = Pool()
+    for row, transfer in ((0, 1), (1, 2)):
+        pool.begin(row, range(4), [3])
+        pool.tracker.announce(numbers(3), transfer)
+        pool.end(row, 3)
+        for _ in range(2 if row == 0 else 0):
+            pool.tracker.drained(numbers(3), transfer)
+    pool.run(2)
+    pool.begin(0, range(50, 54), [3])
+    assert faults(pool.run(0))[0] == (Fault.LANDING, "landing", "r0", 3)
+
+
+def test_a_token_that_was_stored_in_a_free_page_is_no_landing():
+    """Whoever gets the page writes over it, where transfers are looked for, too."""
+    pool = Pool()
+    pool.begin(0, range(4), [5])
+    pool.begin(1, range(50, 54), [6])
+    pool.tracker.announce(numbers(5), 1)
+    write(pool, 3 * PAGE_SIZE, 1, 0)
+    pool.run(2)
+    pool.begin(2, range(70, 74), [3])
+    assert pool.run(2).violations == ()
+
+
+def test_a_row_gives_back_a_page_to_which_a_transfer_has_come_and_none_that_a_node_holds():
+    pool = Pool()
+    pool.begin(0, range(8), [3, 4])
+    pool.tracker.announce(numbers(3), 1)
+    pool.begin(1, range(50, 54), [5])
+    pool.tracker.cache(numbers(5), numbers(1), numbers(0))
+    pool.tracker.close(1)
+    pool.tracker.land(numbers(3, 5), sent().repeat(2, 1))
+    pool.tracker.release(numbers(4))
+    assert pool.tracker.own_pages(0, 0, numbers(3, 5)).tolist() == [3, -1]

@@ -3,6 +3,7 @@
 import pytest
 
 from quantkit.kv_guard.faults import Fault
+from quantkit.kv_guard.tracker import Held
 from tests.kv_guard.pools import PAGE_SIZE, Pool, faults, numbers
 
 
@@ -103,40 +104,6 @@ def test_a_page_that_is_reserved_twice_in_one_call():
     assert [(one.fault, one.evidence.page) for one in pool.tracker.settle().violations] == [(Fault.GRANTED_TWICE, 5)]
 
 
-def test_no_row_gives_back_what_is_reserved_or_what_another_had():
-    """Row 0's own page was granted to another, which has given it back: its tag is gone."""
-    pool = Pool()
-    pool.begin(0, range(8), [3, 4])
-    pool.tracker.release(numbers(3))
-    pool.begin(1, range(50, 54), [5])
-    pool.tracker.close(1)  # and page 5 waits to be released
-    pool.tracker.reserve(numbers(6), 1)
-    pool.tracker.land(numbers(6), sent())
-    for named in (5, 6, 3, 9):
-        assert pool.tracker.own_pages(0, 0, numbers(named, 4)).tolist() == [-1, 4]
-
-
-def test_no_page_is_given_back_twice():
-    pool = Pool()
-    pool.begin(0, range(8), [3, 4])
-    pool.tracker.land(numbers(3), numbers(11, 12, 13, 1).reshape(1, 4))
-    pool.tracker.land(numbers(4), numbers(11, 12, 13, 1).reshape(1, 4))
-    assert pool.tracker.own_pages(0, 0, numbers(3, 3)).tolist() == [3, -1]
-    pool.begin(1, range(50, 58), [5, 6])
-    assert pool.tracker.own_pages(1, 0, numbers(6, 6)).tolist() == [5, 6]
-
-
-def test_a_row_gives_back_a_page_that_waits_and_was_written_to():
-    """A step that ran ahead of the transfer stored its token there."""
-    pool = Pool()
-    pool.begin(0, range(6), [3, 4])
-    pool.tracker.announce(numbers(3, 4), 9)
-    pool.launch(0)
-    pool.tracker.check_writes(numbers(4 * PAGE_SIZE + 1), numbers(0), numbers(5))
-    pool.tracker.after_step()
-    assert pool.tracker.own_pages(0, 0, numbers(3, 4)).tolist() == [3, 4]
-
-
 def test_the_end_of_a_transfer_that_a_page_waits_for_is_not_that_of_a_former_one():
     pool = Pool()
     for row, transfer in ((0, 1), (1, 2)):
@@ -187,13 +154,17 @@ def test_a_token_that_was_stored_in_a_free_page_is_no_landing():
     assert pool.run(2).violations == ()
 
 
-def test_a_row_gives_back_a_page_to_which_a_transfer_has_come_and_none_that_a_node_holds():
+def test_a_token_that_was_stored_in_a_reserved_page_is_seen_by_who_reads_the_node():
     pool = Pool()
-    pool.begin(0, range(8), [3, 4])
-    pool.tracker.announce(numbers(3), 1)
     pool.begin(1, range(50, 54), [5])
-    pool.tracker.cache(numbers(5), numbers(1), numbers(0))
-    pool.tracker.close(1)
-    pool.tracker.land(numbers(3, 5), sent().repeat(2, 1))
-    pool.tracker.release(numbers(4))
-    assert pool.tracker.own_pages(0, 0, numbers(3, 5)).tolist() == [3, -1]
+    pool.tracker.reserve(numbers(3), 1)
+    pool.tracker.land(numbers(3), sent())
+    write(pool, 3 * PAGE_SIZE, 1, 0)
+    pool.tracker.land(numbers(3), sent())
+    held = pool.tracker.store(
+        numbers(3), Held(generations=numbers(1), owners=pool.owners(range(4), "r0"), indices=numbers(0))
+    )
+    pool.tracker.open(2, "r2")
+    pool.tracker.share(numbers(2), numbers(0), held)
+    pool.table[2, 0], pool.lengths[2] = 3, 4
+    assert (Fault.SPOILED, "before_step", "r2", 3) in faults(pool.run(2))

@@ -45,3 +45,18 @@ def test_what_has_come_back_from_the_host_is_written_no_more():
     assert pool.run(1).violations == ()
     pool.tracker.check_writes(numbers(3 * PAGE_SIZE), numbers(1), numbers(0))
     assert faults(pool.run(1))[0] == (Fault.WRITE_TO_SHARED, "write", "r1", 3)
+
+
+def test_what_is_sent_is_summed_where_a_transfer_reads_it():
+    """The tags that it lifts bear the sum, and a page that came with another one is nobody's from then on."""
+    prefill = Pool()
+    prefill.begin(0, range(4), [7])
+    held = prefill.tracker.cache(numbers(7), numbers(0), numbers(0))
+    prefill.tracker.send(numbers(7), held, checksums=numbers(77))
+    for sum_there, checks in ((77, []), (78, ["before_step", "after_step"])):
+        pool = Pool()
+        pool.begin(0, range(4), [3])
+        pool.tracker.land(numbers(3), prefill.tracker.lift(numbers(7)))
+        pool.tracker.arrive(numbers(3), numbers(0), numbers(0), numbers(sum_there))
+        pool.run(2)
+        assert [one.check for one in pool.run(0).violations] == checks

@@ -40,12 +40,16 @@ def test_what_a_step_read_is_the_requests_that_had_the_row_when_it_was_launched(
     assert [one[1:3] for one in faults(pool.tracker.verdict(step))] == [("after_step", "former")]
 
 
-def test_a_name_is_kept_for_the_lines_of_one_step():
+@pytest.mark.parametrize("is_cleared", [False, True])
+def test_a_name_is_kept_for_the_lines_of_one_step(is_cleared):
     pool = Pool()
     for number in range(9):
         pool.begin(0, range(4), [3], request=f"r{number}")
         pool.run(0)
-        pool.end(0, 3)
+        if is_cleared:
+            pool.tracker.clear()
+        else:
+            pool.end(0, 3)
     assert len(pool.tracker._verdicts.openings._names) <= 2
 
 

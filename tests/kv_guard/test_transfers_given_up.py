@@ -168,3 +168,32 @@ def test_a_token_that_was_stored_in_a_reserved_page_is_seen_by_who_reads_the_nod
     pool.tracker.share(numbers(2), numbers(0), held)
     pool.table[2, 0], pool.lengths[2] = 3, 4
     assert (Fault.SPOILED, "before_step", "r2", 3) in faults(pool.run(2))
+
+
+def test_what_is_said_to_have_come_to_a_free_page_makes_nobody_its_holder():
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    pool.tracker.release(numbers(3))
+    arrive(pool)
+    pool.run(2)
+    pool.begin(1, range(50, 54), [3])
+    assert pool.run(1).violations == ()
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_reserved_page_is_released_when_its_copy_is_over(is_over):
+    pool = Pool()
+    pool.tracker.reserve(numbers(3), 1)
+    if is_over:
+        pool.tracker.drained(numbers(3), 1)
+    pool.tracker.release(numbers(3))
+    assert [one.fault for one in pool.tracker.settle().violations] == ([] if is_over else [Fault.LANDING])
+
+
+def test_a_page_waits_for_its_first_transfer_where_another_was_refused():
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    for transfer in (1, 2):
+        pool.tracker.announce(numbers(3), transfer)
+    pool.tracker.drained(numbers(3), 1)
+    assert [one.check for one in pool.run(0).violations] == ["announcement"]

@@ -33,7 +33,8 @@ def own_pages(arrays: PageArrays, row: int, first: int, pages: Tensor, drawn: tu
     is_nobodys = is_inside & is_granted & has_landed[named] & ~torch.isin(own[named], expected.seals_RL)
     is_nobodys &= (states == State.HELD) | (states == State.AWAITING)
     elsewhere = torch.where(is_somewhere, order[at], torch.where(is_nobodys, pages, -1))
-    given = torch.where(is_granted & is_inside & (own[named] == seals), pages, elsewhere)
+    is_right = is_granted & is_inside & (own[named] == seals) & (states != State.FREE)
+    given = torch.where(is_right, pages, elsewhere)
     return torch.where(twins.is_repeated(given), -1, given)
 
 

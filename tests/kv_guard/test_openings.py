@@ -40,12 +40,16 @@ def test_what_a_step_read_is_the_requests_that_had_the_row_when_it_was_launched(
     assert [one[1:3] for one in faults(pool.tracker.verdict(step))] == [("after_step", "former")]
 
 
-def test_a_name_is_kept_for_the_lines_of_one_step():
+@pytest.mark.parametrize("is_cleared", [False, True])
+def test_a_name_is_kept_for_the_lines_of_one_step(is_cleared):
     pool = Pool()
     for number in range(9):
         pool.begin(0, range(4), [3], request=f"r{number}")
         pool.run(0)
-        pool.end(0, 3)
+        if is_cleared:
+            pool.tracker.clear()
+        else:
+            pool.end(0, 3)
     assert len(pool.tracker._verdicts.openings._names) <= 2
 
 
@@ -117,5 +121,24 @@ def test_a_row_that_is_closed_expects_nothing_whatever_is_said_of_it(call):
     pool.begin(0, range(16), [3, 4, 5, 6])
     pool.tracker.close(0)
     getattr(pool.tracker, call)(numbers(0), numbers(2))
+    pool.table[0] = 0
+    assert pool.run(0).violations == ()
+
+
+def test_a_row_that_is_closed_is_nobodys():
+    """In the step of its end, too, whose lines may still speak of its request."""
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    pool.tracker.close(0)
+    assert [one[:3] for one in faults(pool.run(0))] == [
+        (Fault.NEVER_GRANTED, check, None) for check in ("before_step", "after_step")
+    ]
+
+
+def test_rows_expect_nothing_behind_a_clear():
+    """Null pages stand in them as in padding."""
+    pool = Pool(null_page=0)
+    pool.begin(0, range(4), [3])
+    pool.tracker.clear()
     pool.table[0] = 0
     assert pool.run(0).violations == ()

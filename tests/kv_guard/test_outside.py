@@ -5,7 +5,7 @@ import torch
 
 from quantkit.kv_guard.faults import Fault
 from quantkit.kv_guard.tracker import Held, Step
-from tests.kv_guard.pools import Pool, numbers
+from tests.kv_guard.pools import PAGE_SIZE, Pool, faults, numbers
 
 OUTSIDE = pytest.mark.parametrize("page", [-1, 16, 1 << 40])
 
@@ -84,3 +84,11 @@ def test_a_row_beyond_the_table_that_is_read_again(row):
     assert [(one.check, one.row) for one in pool.tracker.verdict(number).violations] == [
         ("before_step", row if row >= 0 else None)
     ]
+
+
+@pytest.mark.parametrize("page", [16, 1 << 40])
+def test_a_token_in_a_page_that_the_pool_does_not_have(page):
+    """Of a row that is not open, which expects nothing there either."""
+    pool = Pool()
+    pool.tracker.check_writes(numbers(page * PAGE_SIZE), numbers(1), numbers(0))
+    assert faults(pool.run(2))[0] == (Fault.OUTSIDE_POOL, "write", None, page)

@@ -229,9 +229,10 @@ def test_a_page_that_was_written_to_by_another_passes_for_nobody():
     }
 
 
-def test_generations_are_counted_round():
-    pool = Pool(first_generation=(1 << 64) - 20)
-    for tokens in range(0, 400, 10):
+@pytest.mark.parametrize("num_left", [16, 20])  # the first 16 are those of free pages
+def test_generations_are_counted_round(num_left):
+    pool = Pool(first_generation=(1 << 64) - num_left)
+    for tokens in range(0, 100, 10):
         pool.begin(0, range(tokens, tokens + 8), [3, 4])
         assert pool.run(0).violations == ()
         pool.end(0, 3, 4)
@@ -278,3 +279,12 @@ def test_owners_cannot_be_guessed_from_what_is_written():
     assert owners[2] == owners[3]
     assert len(set(owners)) == 3
     assert "of two sides" not in repr(pools[2].tracker.settings)
+
+
+def test_an_allocator_in_another_process_names_the_generations():
+    """None of the pool's own are drawn for it."""
+    pool = Pool(first_generation=1)
+    pool.tracker.open(0, "r0")
+    for first, page in ((900, 3), (None, 4)):
+        pool.tracker.grant(numbers(page), numbers(0), numbers(page - 3), numbers(page), first)
+    assert pool.tracker.tags.records_P3[3:5, 0].tolist() == [900, 1 + pool.tracker.tags.num_pages]

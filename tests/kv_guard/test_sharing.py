@@ -77,3 +77,24 @@ def test_a_move_makes_nothing_right(is_touched):
     pool.table[3, 0] = 5
     pool.lengths[3] = 4
     assert pool.run(3).aborted == ("reader",)
+
+
+def test_a_free_page_is_held_by_nobody_though_its_former_tag_was_put_back():
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    own = pool.tracker.lift(numbers(3))
+    pool.tracker.release(numbers(3))
+    pool.tracker.land(numbers(3), own)
+    pool.tracker.cache(numbers(3), numbers(0), numbers(0))
+    assert faults(pool.run(2)) == [(Fault.FREED, "holder", "r0", 3)]
+
+
+def test_what_a_node_keeps_is_its_own():
+    """Whoever asked may use his tensors for something else."""
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    rows, indices = numbers(0), numbers(0)
+    held = pool.tracker.cache(numbers(3), rows, indices)
+    indices.fill_(2)
+    pool.tracker.sent(numbers(3), held)
+    assert pool.run(0).violations == ()

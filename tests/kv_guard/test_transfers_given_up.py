@@ -3,6 +3,7 @@
 import pytest
 
 from quantkit.kv_guard.faults import Fault
+from quantkit.kv_guard.tracker import Held
 from tests.kv_guard.pools import PAGE_SIZE, Pool, faults, numbers
 
 
@@ -103,35 +104,96 @@ def test_a_page_that_is_reserved_twice_in_one_call():
     assert [(one.fault, one.evidence.page) for one in pool.tracker.settle().violations] == [(Fault.GRANTED_TWICE, 5)]
 
 
-def test_no_row_gives_back_what_is_reserved_or_what_another_had():
-    """Row 0's own page was granted to another, which has given it back: its tag is gone."""
+def test_the_end_of_a_transfer_that_a_page_waits_for_is_not_that_of_a_former_one():
     pool = Pool()
-    pool.begin(0, range(8), [3, 4])
-    pool.tracker.release(numbers(3))
+    for row, transfer in ((0, 1), (1, 2)):
+        pool.begin(row, range(4), [3])
+        pool.tracker.announce(numbers(3), transfer)
+        if row == 1:
+            pool.tracker.drained(numbers(3), 2)
+        pool.end(row, 3)
+    pool.run(2)
+    pool.begin(0, range(50, 54), [3])
+    assert faults(pool.run(0))[0] == (Fault.LANDING, "landing", "r0", 3)
+
+
+def test_who_held_a_page_that_was_reserved_reads_nothing_there_though_the_copy_was_given_up():
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    pool.tracker.reserve(numbers(3), 1)
+    pool.tracker.drained(numbers(3), 1)
+    assert [one[:2] for one in faults(pool.run(0))] == [
+        (Fault.GRANTED_TWICE, "grant"),
+        (Fault.NOT_ARRIVED, "before_step"),
+        (Fault.NOT_ARRIVED, "after_step"),
+    ]
+
+
+def test_a_transfer_whose_end_is_told_twice_does_not_end_the_next_one():
+    pool = Pool()
+    for row, transfer in ((0, 1), (1, 2)):
+        pool.begin(row, range(4), [3])
+        pool.tracker.announce(numbers(3), transfer)
+        pool.end(row, 3)
+        for _ in range(2 if row == 0 else 0):
+            pool.tracker.drained(numbers(3), transfer)
+    pool.run(2)
+    pool.begin(0, range(50, 54), [3])
+    assert faults(pool.run(0))[0] == (Fault.LANDING, "landing", "r0", 3)
+
+
+def test_a_token_that_was_stored_in_a_free_page_is_no_landing():
+    """Whoever gets the page writes over it, where transfers are looked for, too."""
+    pool = Pool()
+    pool.begin(0, range(4), [5])
+    pool.begin(1, range(50, 54), [6])
+    pool.tracker.announce(numbers(5), 1)
+    write(pool, 3 * PAGE_SIZE, 1, 0)
+    pool.run(2)
+    pool.begin(2, range(70, 74), [3])
+    assert pool.run(2).violations == ()
+
+
+def test_a_token_that_was_stored_in_a_reserved_page_is_seen_by_who_reads_the_node():
+    pool = Pool()
     pool.begin(1, range(50, 54), [5])
-    pool.tracker.close(1)  # and page 5 waits to be released
-    pool.tracker.reserve(numbers(6), 1)
-    pool.tracker.land(numbers(6), sent())
-    for named in (5, 6, 3, 9):
-        assert pool.tracker.own_pages(0, 0, numbers(named, 4)).tolist() == [-1, 4]
+    pool.tracker.reserve(numbers(3), 1)
+    pool.tracker.land(numbers(3), sent())
+    write(pool, 3 * PAGE_SIZE, 1, 0)
+    pool.tracker.land(numbers(3), sent())
+    held = pool.tracker.store(
+        numbers(3), Held(generations=numbers(1), owners=pool.owners(range(4), "r0"), indices=numbers(0))
+    )
+    pool.tracker.open(2, "r2")
+    pool.tracker.share(numbers(2), numbers(0), held)
+    pool.table[2, 0], pool.lengths[2] = 3, 4
+    assert (Fault.SPOILED, "before_step", "r2", 3) in faults(pool.run(2))
 
 
-def test_no_page_is_given_back_twice():
+def test_what_is_said_to_have_come_to_a_free_page_makes_nobody_its_holder():
     pool = Pool()
-    pool.begin(0, range(8), [3, 4])
-    pool.tracker.land(numbers(3), numbers(11, 12, 13, 1).reshape(1, 4))
-    pool.tracker.land(numbers(4), numbers(11, 12, 13, 1).reshape(1, 4))
-    assert pool.tracker.own_pages(0, 0, numbers(3, 3)).tolist() == [3, -1]
-    pool.begin(1, range(50, 58), [5, 6])
-    assert pool.tracker.own_pages(1, 0, numbers(6, 6)).tolist() == [5, 6]
+    pool.begin(0, range(4), [3])
+    pool.tracker.release(numbers(3))
+    arrive(pool)
+    pool.run(2)
+    pool.begin(1, range(50, 54), [3])
+    assert pool.run(1).violations == ()
 
 
-def test_a_row_gives_back_a_page_that_waits_and_was_written_to():
-    """A step that ran ahead of the transfer stored its token there."""
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_reserved_page_is_released_when_its_copy_is_over(is_over):
     pool = Pool()
-    pool.begin(0, range(6), [3, 4])
-    pool.tracker.announce(numbers(3, 4), 9)
-    pool.launch(0)
-    pool.tracker.check_writes(numbers(4 * PAGE_SIZE + 1), numbers(0), numbers(5))
-    pool.tracker.after_step()
-    assert pool.tracker.own_pages(0, 0, numbers(3, 4)).tolist() == [3, 4]
+    pool.tracker.reserve(numbers(3), 1)
+    if is_over:
+        pool.tracker.drained(numbers(3), 1)
+    pool.tracker.release(numbers(3))
+    assert [one.fault for one in pool.tracker.settle().violations] == ([] if is_over else [Fault.LANDING])
+
+
+def test_a_page_waits_for_its_first_transfer_where_another_was_refused():
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    for transfer in (1, 2):
+        pool.tracker.announce(numbers(3), transfer)
+    pool.tracker.drained(numbers(3), 1)
+    assert [one.check for one in pool.run(0).violations] == ["announcement"]

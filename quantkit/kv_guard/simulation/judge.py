@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from quantkit.kv_guard.simulation.stream import Lane
 from quantkit.kv_guard.simulation.truth import Place, Wrongs
 from quantkit.kv_guard.tracker import Verdict
 from quantkit.kv_guard.violations import Violation
@@ -23,11 +24,16 @@ class Injection:
     lives: set[tuple[str, int]] = field(default_factory=set)  # of these requests, by epoch; empty: of anybody
     is_fired: bool = False
     since: int = 0  # the operation of the stream behind which it takes effect
-    is_over: bool = False  # nothing more will come of it
+    lanes: list[Lane] = field(default_factory=list)  # of its own: it goes on as long as one of them has something
     seen: list[str] = field(default_factory=list)  # the checks that saw it, in their order
     leaked: int = 0
     unsaid: list[str] = field(default_factory=list)  # the checks at which the guard had to name it, and did not
     is_felt: bool = False  # a step read a page that it concerns, for a request that it concerns
+
+    @property
+    def is_under_way(self) -> bool:
+        """What it has begun has not all landed."""
+        return not all(lane.is_done for lane in self.lanes)
 
     @property
     def is_caught(self) -> bool:
@@ -104,6 +110,13 @@ class Judge:
             if injection.is_fired:
                 pairs = zip(pages, to_pages, strict=True)
                 injection.pages |= {(to_pool, target) for page, target in pairs if (pool, page) in injection.pages}
+
+    def compute(self, pool: str, sources: Iterable[int], targets: Iterable[int]) -> None:
+        """What is stored in pages was made of wrong ones, and is wrong with them."""
+        read = {(pool, page) for page in sources}
+        for injection in self.active:
+            if injection.is_fired and not injection.pages.isdisjoint(read):
+                injection.pages |= {(pool, page) for page in targets}
 
     def is_free(self, pages: Iterable[Page], requests: Iterable[str] = (), of: Injection | None = None) -> bool:
         """Not concerned by what is under way, but for ``of``, so that two faults are not taken for each other."""

@@ -130,6 +130,42 @@ class _EarlyReaders(PageTagTracker):
         self.tags.seals_P[pages] = twins.record_seals(self.tags.records_P3[pages]) ^ twins.mark_of(pages)
 
 
+class _NeverClosed(PageTagTracker):
+    """Whose row it was has it for ever."""
+
+    def close(self, row: int) -> None:
+        return
+
+
+class _NotAsked(PageTagTracker):
+    """Whether a row holds what it gives to a node is not asked."""
+
+    def cache(self, pages: Tensor, rows: Tensor, indices: Tensor) -> Held:
+        before = self._ring.count_1.clone()
+        held = super().cache(pages, rows, indices)
+        self._ring.count_1.copy_(before)
+        self.tags.states_P[pages] = State.SHARED
+        return held
+
+
+class _NotSent(PageTagTracker):
+    """Whether what was sent is what lies there is not asked, neither before nor behind it."""
+
+    def sent(self, pages: Tensor, held: Held) -> None:
+        return
+
+
+class _NotTouched(PageTagTracker):
+    """Whoever is given a page where a late transfer may write is told so, and passes there."""
+
+    def grant(
+        self, pages: Tensor, rows: Tensor, indices: Tensor, owners: Tensor, first_generation: int | None = None
+    ) -> None:
+        super().grant(pages, rows, indices, owners, first_generation)
+        twins.put_tags(self.tags, pages, self.tags.records_P3[pages])
+        self._arrays.touched_P.fill_(False)
+
+
 MUTANTS: Mapping[str, Mutant] = {
     "before_step": Mutant(make=silent("before_step"), kinds=("7",)),
     "after_step": Mutant(make=silent("after_step"), kinds=("2", "4")),
@@ -147,6 +183,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "shared": Mutant(make=_NoShared, kinds=("fork",)),
     "dirty": Mutant(make=_NoDirty, kinds=("1",), single=8),
     "announced": Mutant(make=_EarlyReaders, kinds=("early",)),
+    "closed": Mutant(make=_NeverClosed, kinds=("7",)),
+    "cached": Mutant(make=_NotAsked, kinds=("9",)),
+    "sent": Mutant(make=_NotSent, kinds=("14",)),
+    "touched": Mutant(make=_NotTouched, kinds=("1",)),
     "read again": Mutant(make=_NotAgain, kinds=("4",)),
 }
 

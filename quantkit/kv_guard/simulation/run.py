@@ -135,7 +135,7 @@ class FaultRun:
         return sum(max(self._plan.combined - count.combined, 0) for count in self.counts.values())
 
     def inject(self, world: World, kinds: Sequence[str]) -> list[Injection]:
-        """Begin anew, and let faults happen at once."""
+        """Begin anew, and let faults happen at once. What lands late is theirs, however late it is."""
         for _ in range(_WARM_UP):
             world.tick()
         injections = [Injection(kind) for kind in kinds]
@@ -143,7 +143,7 @@ class FaultRun:
         scripts = [KINDS[one.kind].script(world, one) for one in injections]
         for _ in range(_MOST_TICKS):
             scripts = [script for script in scripts if _goes_on(script)]
-            if not scripts:
+            if not scripts and not any(one.is_under_way for one in injections):
                 break
             world.tick()
         world.restart()

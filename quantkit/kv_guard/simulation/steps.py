@@ -247,6 +247,8 @@ class Forward:
             for at, pages in enumerate(pages_BL):
                 if self._is_wrong_B[at]:
                     self._launched.wrong.setdefault(at, set()).update(pages[is_other_BL[at]].tolist())
+                    stored = self._slots[: len(self._batch_T)][self._batch_T == at] // shape.page_size
+                    engine.judge.compute(engine.name, self._launched.wrong[at], stored.tolist())
 
     def end(self) -> None:
         """The same pages once more."""

@@ -36,6 +36,7 @@ class Link:
 
     def __init__(self, prefill: Engine, decode: Engine, random: Random) -> None:
         self.prefill, self.decode = prefill, decode
+        self.gap = 0  # operations of a stream between the last layer and the tags behind it, where a lane is late
         self._random = random
         self.transfers: list[Transfer] = []
 
@@ -94,7 +95,8 @@ class Link:
                 transfer.lanes.append(self.decode.around.beside.add(lane))
 
     def parts(self, transfer: Transfer, places: list[int]) -> list[Op]:
-        """The tags, each layer, and the tags again: no content that is late comes without one behind it."""
+        """The tags, each layer, and, behind the gap, the tags again: no content that is late comes without one behind
+        it."""
         if not places:
             return []
         sources = numbers([transfer.sources[place] for place in places])
@@ -110,7 +112,8 @@ class Link:
             self.decode.content.take(self.prefill.content, layer, sources, pages)
             self.decode.tracker.land_content(pages, transfer.number, self.prefill.tracker, sources)
 
-        return [tags, *(partial(take, layer) for layer in range(NUM_LAYERS)), tags]
+        nothing = [lambda: None] * self.gap
+        return [tags, *(partial(take, layer) for layer in range(NUM_LAYERS)), *nothing, tags]
 
     def restart(self) -> None:
         """Nothing is on its way."""

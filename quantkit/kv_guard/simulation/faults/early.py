@@ -33,6 +33,7 @@ def early_reader(world: World, injection: Injection) -> Iterator[None]:
     fire_behind(world, injection, transfer.pages, [transfer.request])
     link.complete(transfer, is_told=not has_begun and world.random.random() < 0.3)
     at = world.decode.stream.num_put + world.random.randint(2, 12)
+    injection.lanes = list(transfer.lanes)
     for lane in transfer.lanes:
         lane.must_run = lambda: world.decode.stream.num_run >= at
     yield from settled(injection)

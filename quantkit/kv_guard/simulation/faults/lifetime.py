@@ -31,7 +31,7 @@ def late_transfer(world: World, injection: Injection) -> Iterator[None]:
 
     The engine does not wait for it; or it was told, wrongly, that nothing is under way any more. Of what had begun to
     land before the release the rest comes at once: where a whole step lies between the content and the tag behind it,
-    no tag can name it in time.
+    as with a gap of the link's, no tag can name it in time.
     """
     is_waited_for = world.random.random() < 0.5
 
@@ -51,18 +51,21 @@ def late_transfer(world: World, injection: Injection) -> Iterator[None]:
     if found is None:
         return
     transfer, lane = found
+    injection.lanes = [lane]
     _forget_all_but(transfer, lane)
     for _ in range(world.random.choice((0, 0, 1, 2))):
         if len(lane.parts) > 2:
             lane.parts.popleft()()  # it has begun
-            lane.at_once = True
+            lane.at_once = not world.link.gap
     if is_waited_for:
         claim(world, injection, lane.pages, [])
         _release(world, transfer, is_drained=True)
         victim = yield from awaited(lambda: _holder_of_any(world, injection, lane.pages))
-        if victim is not None:
-            _land_late(world, injection, lane, victim)
-            yield from settled(injection)
+        if victim is None:
+            lane.parts.clear()
+            return
+        _land_late(world, injection, lane, victim)
+        yield from settled(injection)
     else:
         fire_behind(world, injection, transfer.pages, [])
         _release(world, transfer, is_drained=False)
@@ -70,7 +73,6 @@ def late_transfer(world: World, injection: Injection) -> Iterator[None]:
         lane.must_run = lambda: world.decode.stream.num_run >= at
         yield from settled(injection)
         yield from settled(injection)
-    lane.parts.clear()
 
 
 def _forget_all_but(transfer: Transfer, lane: Lane) -> None:
@@ -228,6 +230,7 @@ def _transfer_at_once(world: World, injection: Injection, launched: Launched, pa
     lands = launched.begun + world.random.randint(0, 2)
     for lane in transfer.lanes:
         lane.must_run = lambda: engine.stream.num_run >= lands
+        injection.lanes.append(lane)
         if lane.parts:
             lane.parts.appendleft(partial(fire, world, injection, transfer.pages, [arriving]))
     return True

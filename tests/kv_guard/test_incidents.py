@@ -6,8 +6,9 @@ import re
 import pytest
 
 from quantkit.errors import SourceError
+from quantkit.kv_guard.dispatch import Check
 from quantkit.kv_guard.explain import explanation, found_faults
-from quantkit.kv_guard.faults import MEANING, Fault, in_words
+from quantkit.kv_guard.faults import MEANING, MOMENTS, Fault, in_words
 from quantkit.kv_guard.incidents import read_incidents
 from quantkit.kv_guard.metrics import FAMILIES
 from tests.kv_guard.pools import Pool, numbers
@@ -81,6 +82,10 @@ def test_every_fault_has_a_meaning_and_a_sample():
     text = pool.tracker.metrics.text()
     for fault in Fault:
         assert f'quantkit_kv_guard_violations_total{{pool="target",fault="{fault}"}} 0\n' in text
+
+
+def test_every_check_has_a_moment():
+    assert set(MOMENTS) == {check.name.lower() for check in Check}
 
 
 def test_counters_are_those_of_the_steps():

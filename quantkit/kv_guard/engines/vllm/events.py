@@ -69,7 +69,7 @@ class StepReport:
     bad_grants: tuple[BadGrant, ...] = ()
 
     def together(self, other: "StepReport") -> "StepReport":
-        """Of two ranks."""
+        """Of two groups of layers, or of two ranks."""
         return StepReport(
             ended=tuple(dict.fromkeys(self.ended + other.ended)),
             first_bad=tuple(dict.fromkeys(self.first_bad + other.first_bad)),

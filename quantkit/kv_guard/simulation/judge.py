@@ -23,7 +23,6 @@ class Injection:
     lives: set[tuple[str, int]] = field(default_factory=set)  # of these requests, by epoch; empty: of anybody
     is_fired: bool = False
     since: int = 0  # the operation of the stream behind which it takes effect
-    is_over: bool = False  # nothing more will come of it
     seen: list[str] = field(default_factory=list)  # the checks that saw it, in their order
     leaked: int = 0
     unsaid: list[str] = field(default_factory=list)  # the checks at which the guard had to name it, and did not

@@ -12,6 +12,7 @@ from torch import Tensor
 from quantkit.kv_guard.engines.logbook import Logbook
 from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import PluginSettings, check_memory
+from quantkit.kv_guard.engines.sglang.condemned import Condemned
 from quantkit.kv_guard.engines.sglang.inbox import Inbox
 from quantkit.kv_guard.engines.sglang.installed import check_installed
 from quantkit.kv_guard.engines.sglang.kept_pages import KeptPages
@@ -50,7 +51,7 @@ class Guard:
         self._pool: GuardedPool | None = None
         self._is_verified = False
         self._logbook: Logbook | None = None
-        self.condemned: set[str] = set()  # requests by name
+        self.condemned = Condemned(settings.mode)
         self.has_lost_pages = False  # page 0 stands in what is freed
         self.has_given_pointers = False  # to a transfer, which goes on using them
         self.group: Any = None  # of the ranks that run the same batches

@@ -43,7 +43,7 @@ from quantkit.kv_guard.engines.sglang.events import wait_for
 from quantkit.kv_guard.engines.sglang.guard import Guard
 from quantkit.kv_guard.engines.sglang.inbox import buffers_of
 from quantkit.kv_guard.engines.sglang.targets import ROOT
-from quantkit.kv_guard.tracker import KvGuardError, Mode
+from quantkit.kv_guard.tracker import KvGuardError
 
 _log = logging.getLogger(__name__)
 
@@ -114,8 +114,7 @@ class TransferHooks:
         if pool.holds(req.kv.req_pool_idx, self._backed_up_slots(req)):
             return
         _log.error("KV guard: request %s was retracted with a page that is not its own", req.rid)
-        if self._guard.settings.mode is Mode.ABORT:
-            self._guard.condemned.add(req.rid)
+        self._guard.condemned.add([req.rid])
 
     def restored(self, _: object, req: Any, tree_cache: Any, *__: object) -> None:
         """AFTER restore_kv_cache: pages that were reserved as for a transfer, and expect none."""

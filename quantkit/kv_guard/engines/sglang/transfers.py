@@ -51,9 +51,9 @@ _log = logging.getLogger(__name__)
 class TransferHooks:
     """Of both sides; which one this is says the server's option."""
 
-    def __init__(self, guard: Guard, slots: AllocationHooks) -> None:
+    def __init__(self, guard: Guard, allocation: AllocationHooks) -> None:
         self._guard = guard
-        self._slots = slots
+        self._allocation = allocation
 
     def buffers(self, result: Any, kv_pool: Any) -> Any:
         """AFTER get_contiguous_buf_infos: pointers, bytes, and bytes a page, of each buffer that is sent."""
@@ -80,7 +80,7 @@ class TransferHooks:
         """AROUND _pre_alloc: pages for a prompt that another server computes, behind what the cache has of it."""
         if not self._guard.guards_rows(queue.req_to_token_pool):
             return original(queue, req, *given, **named)
-        return self._slots.reserve(lambda: original(queue, req, *given, **named), req, awaits=not _is_fake(req))
+        return self._allocation.reserve(lambda: original(queue, req, *given, **named), req, awaits=not _is_fake(req))
 
     def committed(self, _: object, queue: Any, decode_req: Any) -> None:
         """AFTER _commit_transfer_to_req: the transfer is said to be complete."""

@@ -80,6 +80,17 @@ def test_the_guard_knows_neither_engines_nor_the_simulation() -> None:
         assert known <= ({part} & parts), path
 
 
+def test_plugins_of_two_engines_do_not_know_each_other() -> None:
+    """Nor does what they share know either."""
+    shared = ROOT / "quantkit" / "kv_guard" / "engines"
+    plugins = {path.parent.name for path in shared.rglob("plugin.py")}
+    assert plugins == {"sglang", "vllm"}
+    for path in shared.rglob("*.py"):
+        names = [name.split(".") for name in imports(path) if name.startswith("quantkit.kv_guard.engines.")]
+        own = {path.parent.name} & plugins
+        assert {name[3] for name in names} & plugins <= own, path
+
+
 def test_a_file_name_stands_in_one_module() -> None:
     """What two modules must spell alike is a constant of one, and imported."""
     modules_of: dict[str, set[Path]] = defaultdict(set)

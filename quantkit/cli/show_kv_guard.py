@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit.cli import render
 from quantkit.cli.document import head
-from quantkit.kv_guard.incidents import explanation, found_faults
+from quantkit.kv_guard.explain import explanation, found_faults
 
 if TYPE_CHECKING:
     from quantkit.kv_guard.dump import Dump

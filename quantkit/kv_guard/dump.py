@@ -13,6 +13,7 @@ from torch import Tensor
 from quantkit.errors import UsageError
 from quantkit.kv_guard.dispatch import Expectations, PageTags
 from quantkit.kv_guard.identity import TAG_VERSION, PoolIdentity
+from quantkit.kv_guard.page_tags import PageTagTracker
 from quantkit.kv_guard.settings import PoolSize
 from quantkit.kv_guard.tracker import Step
 
@@ -30,6 +31,18 @@ class Dump:
     expectations: Expectations
     step: Step
     names: Mapping[int, str]
+
+    @classmethod
+    def of(cls, tracker: PageTagTracker, step: Step) -> "Dump":
+        """As its pool is by now."""
+        return cls(
+            identity=tracker.settings.identity,
+            size=tracker.settings.size,
+            tags=tracker.tags,
+            expectations=tracker.expectations,
+            step=step,
+            names=tracker.names,
+        )
 
 
 def write_dump(path: Path, dump: Dump, *, is_numbered: bool = False) -> Path:

@@ -1,7 +1,9 @@
-"""What can be wrong with a page, in words, and when it is seen. Imports nothing: who reads incidents needs no torch."""
+"""What can be wrong with a page, in words, and when it is seen. Without torch, for who reads incidents."""
 
 from collections.abc import Mapping
 from enum import StrEnum
+
+from quantkit.kv_guard.names import one_line
 
 
 class Fault(StrEnum):
@@ -64,3 +66,10 @@ MOMENTS: Mapping[str, str] = {
     "content": "by the checksum at arrival",
 }
 """When a check speaks. All of them are read with the step's result, before its tokens are released."""
+
+
+def in_words(fault: Fault, request: str | None, row: int | None, page: str, *, separator: str = ", ") -> str:
+    """Who, where and what, on one line whatever the request is called; ``page`` as the reader names it."""
+    who = "no request" if request is None else f"request {one_line(request)}"
+    where = f"row {row}" if fault is Fault.ROW_TAKEN else page
+    return f"{who}{separator}{where}: {MEANING[fault]}"

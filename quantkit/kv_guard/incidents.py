@@ -1,22 +1,20 @@
-"""Violations as JSON lines: the evidence, and no content of a user's. Read back for `quantkit kv-guard explain`."""
+"""Violations as JSON lines: the evidence, and no content of a user's. What a line says has `explain.py` in words."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import SourceError, first_line
-from quantkit.kv_guard.faults import MEANING, MOMENTS, Fault
+from quantkit.kv_guard.faults import MOMENTS, Fault
 from quantkit.kv_guard.identity import TAG_VERSION, PoolIdentity
-from quantkit.kv_guard.names import one_line
 
 if TYPE_CHECKING:
     from quantkit.kv_guard.violations import Violation
 
 FORMAT = "quantkit-kv-incident"
-_OF_A_STEP = {"before_step": "before", "after_step": "after"}
 _FIELDS = {"step", "check", "fault", "request", "row", "index", "page", "expected", "found", "pool", "time", "version"}
 
 
@@ -53,60 +51,9 @@ def read_incidents(path: Path) -> list[dict[str, Any]]:
     return incidents
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundFault:
-    """One fault in one step: a line of the file, or two where it was seen both before and after the step."""
-
-    incident: dict[str, Any]
-    is_seen_twice: bool = False
-
-    @property
-    def text(self) -> str:
-        """One sentence: when, who, where, what was expected, what was there."""
-        step, check = self.incident["step"], self.incident["check"]
-        moment = f"step {step}, {MOMENTS[check]}"
-        if check in _OF_A_STEP:
-            moment = f"{'before and after' if self.is_seen_twice else _OF_A_STEP[check]} step {step}"
-        return f"{_seconds(self.incident['time'])}, {moment}, {_what(self.incident)}"
-
-
-def found_faults(incidents: Sequence[dict[str, Any]]) -> list[FoundFault]:
-    """In the order in which they were seen first."""
-    found: list[FoundFault] = []
-    open_ones: dict[str, int] = {}  # seen before a step, and not yet after it
-    for incident in incidents:
-        key = json.dumps([incident[name] for name in ("pool", "step", "request", "row", "index", "page", "fault")])
-        if incident["check"] == "after_step" and key in open_ones:
-            at = open_ones.pop(key)
-            found[at] = replace(found[at], is_seen_twice=True)
-            continue
-        if incident["check"] == "before_step":
-            open_ones[key] = len(found)
-        found.append(FoundFault(incident=incident))
-    return found
-
-
-def explanation(incident: dict[str, Any]) -> str:
-    """Of one line."""
-    return FoundFault(incident=incident).text
-
-
-def _what(incident: dict[str, Any]) -> str:
-    expected, found = incident["expected"], incident["found"]
-    who = "no request" if incident["request"] is None else f"request {one_line(incident['request'])}"
-    if incident["fault"] == Fault.ROW_TAKEN:
-        return f"{who}: row {incident['row']}: {MEANING[Fault.ROW_TAKEN]}"
-    place = "" if incident["index"] is None else f"logical page {incident['index']}, "
-    wanted = "nothing" if expected is None else f"generation {expected['generation']} of owner {expected['owner']}"
-    was = "free" if found["index"] is None else f"logical page {found['index']} of owner {found['owner']}"
-    return (
-        f"{who}: {place}page {incident['page']}: {MEANING[Fault(incident['fault'])]}; "
-        f"expected {wanted}, found generation {found['generation']}, {was}"
-    )
-
-
-def _seconds(time: str) -> str:
-    return f"{datetime.fromisoformat(time).astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+def time_of(incident: Mapping[str, Any]) -> datetime:
+    """When it was written, in UTC."""
+    return datetime.fromisoformat(incident["time"]).astimezone(UTC)
 
 
 def _incident(line: str, number: int, path: Path) -> dict[str, Any]:
@@ -148,15 +95,15 @@ def _is_incident(incident: Any) -> bool:
         and type(incident["page"]) is int
         and type(incident["fault"]) is str
         and type(incident["check"]) is str
-        and _is_time(incident["time"])
+        and _has_time(incident)
         and isinstance(incident["request"], str | None)
         and (incident["index"] is None or type(incident["index"]) is int)
         and all(isinstance(tag, dict) and tag.keys() >= {"generation", "owner", "index"} for tag in tags)
     )
 
 
-def _is_time(time: Any) -> bool:
+def _has_time(incident: Mapping[str, Any]) -> bool:
     try:
-        return isinstance(time, str) and bool(_seconds(time))
+        return isinstance(incident["time"], str) and bool(time_of(incident))
     except (ValueError, OverflowError):
         return False

@@ -1,4 +1,4 @@
-"""Seals of single records in Python integers, to explain a violation: see `quantkit_kernels.reference.kv_tags`."""
+"""Seals of single records in Python integers, to explain a violation: see `quantkit_kernels.reference.kv_seals`."""
 
 import torch
 

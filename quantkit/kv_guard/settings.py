@@ -6,6 +6,11 @@ from pathlib import Path
 from quantkit.kv_guard.identity import PoolIdentity
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 
+# of a tracker's arrays (kv_tag_arrays.py, page_arrays.py)
+_BYTES_A_PAGE = 49  # tag, state and transfers
+_BYTES_A_PLACE = 36  # a row's logical page: what it expects, and what a launched step captures
+_BYTES_A_ROW = 16  # openings, expected and captured
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSize:
@@ -16,6 +21,12 @@ class PoolSize:
     num_rows: int
     most_pages: int  # of one row
     null_page: int = -1
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the arrays that a tracker makes, but for its ring."""
+        places = self.num_rows * self.most_pages * _BYTES_A_PLACE
+        return self.num_pages * _BYTES_A_PAGE + places + self.num_rows * _BYTES_A_ROW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

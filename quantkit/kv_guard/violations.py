@@ -18,8 +18,7 @@ from quantkit.kv_guard.dispatch import (
     State,
     Word,
 )
-from quantkit.kv_guard.faults import MEANING, Fault
-from quantkit.kv_guard.names import one_line
+from quantkit.kv_guard.faults import Fault, in_words
 from quantkit.kv_guard.seals import mark_of, page_of_mark, seal_of
 
 
@@ -65,9 +64,7 @@ class Violation:
     @property
     def text(self) -> str:
         """One line, for an error or a log, whatever the request is called."""
-        who = "no request" if self.request is None else f"request {one_line(self.request)}"
-        where = f"row {self.row}" if self.fault is Fault.ROW_TAKEN else f"physical page {self.evidence.page}"
-        return f"{who}, {where}: {MEANING[self.fault]}"
+        return in_words(self.fault, self.request, self.row, f"physical page {self.evidence.page}")
 
     def document(self) -> dict[str, object]:
         """For an incident file: seals, generations and owners in hexadecimal. It holds no token."""

@@ -26,18 +26,7 @@ def pool():
 
 
 def dumped(pool, path):
-    tracker = pool.tracker
-    write_dump(
-        path,
-        Dump(
-            identity=IDENTITY,
-            size=tracker.settings.size,
-            tags=tracker.tags,
-            expectations=tracker.expectations,
-            step=pool.step(0),
-            names={0: "alpha"},
-        ),
-    )
+    write_dump(path, Dump.of(pool.tracker, pool.step(0)))
     return path
 
 

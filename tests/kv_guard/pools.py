@@ -1,5 +1,7 @@
 """A tracker with a page table that tests fill by hand."""
 
+from dataclasses import fields, is_dataclass
+
 import torch
 
 from quantkit.kv_guard.identity import PoolIdentity, owner_of
@@ -61,6 +63,15 @@ class Pool:
         step = self.launch(*rows)
         self.tracker.after_step()
         return self.tracker.verdict(step)
+
+
+def arrays_in(things):
+    """Tensors among objects and within dataclasses, each once."""
+    found = {}
+    for one in things:
+        inner = [getattr(one, field.name) for field in fields(one)] if is_dataclass(one) else []
+        found |= {id(array): array for array in ([one] if isinstance(one, torch.Tensor) else arrays_in(inner))}
+    return list(found.values())
 
 
 def faults(verdict):

@@ -26,16 +26,7 @@ def pool():
 
 
 def written(pool, path, rows=(0, 2), firsts=None, **how):
-    tracker = pool.tracker
-    dump = Dump(
-        identity=IDENTITY,
-        size=tracker.settings.size,
-        tags=tracker.tags,
-        expectations=tracker.expectations,
-        step=replace(pool.step(*rows), firsts=firsts),
-        names={0: "alpha", 2: "beta"},
-    )
-    return write_dump(path, dump, **how)
+    return write_dump(path, Dump.of(pool.tracker, replace(pool.step(*rows), firsts=firsts)), **how)
 
 
 def test_a_sound_pool_is_read_back(pool, tmp_path):

@@ -6,8 +6,10 @@ import re
 import pytest
 
 from quantkit.errors import SourceError
-from quantkit.kv_guard.faults import MEANING, Fault
-from quantkit.kv_guard.incidents import explanation, found_faults, read_incidents
+from quantkit.kv_guard.dispatch import Check
+from quantkit.kv_guard.explain import explanation, found_faults
+from quantkit.kv_guard.faults import MEANING, MOMENTS, Fault, in_words
+from quantkit.kv_guard.incidents import read_incidents
 from quantkit.kv_guard.metrics import FAMILIES
 from tests.kv_guard.pools import Pool, numbers
 
@@ -82,6 +84,10 @@ def test_every_fault_has_a_meaning_and_a_sample():
         assert f'quantkit_kv_guard_violations_total{{pool="target",fault="{fault}"}} 0\n' in text
 
 
+def test_every_check_has_a_moment():
+    assert set(MOMENTS) == {check.name.lower() for check in Check}
+
+
 def test_counters_are_those_of_the_steps():
     pool = Pool()
     pool.begin(0, range(10), [3, 4, 5])
@@ -126,6 +132,20 @@ def test_a_line_that_nobody_wrote_is_refused(change, words, incidents):
 
 
 NAME = "a\nstep 9, request innocent\x1b[2K"
+
+
+def test_a_line_and_a_sentence_say_it_of_whom_and_where(incidents):
+    first, _ = read_incidents(incidents)
+    nobody = first | {"request": None, "index": None, "expected": None}
+    assert ", no request: page 4: the page was released while the row still had it; expected nothing, found " in (
+        explanation(nobody)
+    )
+    assert explanation(nobody | {"fault": "row_taken"}).endswith(f", no request: row 0: {MEANING[Fault.ROW_TAKEN]}")
+    said = [in_words(fault, None, 7, "physical page 4") for fault in (Fault.FREED, Fault.ROW_TAKEN)]
+    assert said == [
+        f"no request, physical page 4: {MEANING[Fault.FREED]}",
+        f"no request, row 7: {MEANING[Fault.ROW_TAKEN]}",
+    ]
 
 
 def test_a_request_by_any_name_is_one_line(incidents):

@@ -10,7 +10,7 @@ from quantkit.kv_guard import engines
 from quantkit.kv_guard.page_tags import PageTagTracker, new_tracker
 from quantkit.kv_guard.settings import GuardSettings, PoolSize
 from quantkit.kv_guard.tracker import Mode, NullTracker, Tracker
-from tests.kv_guard.pools import IDENTITY
+from tests.kv_guard.pools import IDENTITY, arrays_in
 
 SIZE = PoolSize(num_pages=4, page_size=4, num_rows=2, most_pages=2)
 CALLS = [name for name, _ in inspect.getmembers(Tracker, inspect.isfunction) if not name.startswith("_")]
@@ -22,6 +22,13 @@ def test_a_tracker_is_what_the_settings_say():
     off = GuardSettings(identity=IDENTITY, size=SIZE, mode=Mode.OFF)
     assert [type(new_tracker(one)) for one in (None, off, settings)] == [NullTracker, NullTracker, PageTagTracker]
     assert [new_tracker(one).is_on for one in (None, settings)] == [False, True]
+
+
+@pytest.mark.parametrize("size", [SIZE, PoolSize(num_pages=17, page_size=4, num_rows=5, most_pages=3)])
+def test_the_bytes_of_a_pool_are_those_of_its_arrays(size):
+    tracker = PageTagTracker(GuardSettings(identity=IDENTITY, size=size))
+    ring = sum(array.nbytes for array in arrays_in([tracker._ring]))
+    assert size.num_bytes == sum(array.nbytes for array in arrays_in(vars(tracker).values())) - ring
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -49,8 +49,6 @@ __all__ = [
     "check_captured",
     "check_pages",
     "check_writes",
-    "expect",
-    "expected_words",
     "found_words",
     "generations",
     "grant_pages",

@@ -106,14 +106,7 @@ def _write(path: Path, tracker: PageTagTracker, step: Step) -> Path:
     width = step.most_pages * (size.page_size if step.by_token else 1)
     if step.table.is_cuda:
         torch.cuda.synchronize(step.table.device)
-    dump = Dump(
-        identity=tracker.settings.identity,
-        size=size,
-        tags=tracker.tags,
-        expectations=tracker.expectations,
-        step=replace(step, table=step.table[:, :width]),
-        names=tracker.names,
-    )
+    dump = Dump.of(tracker, replace(step, table=step.table[:, :width]))
     return write_dump(path, dump, is_numbered=True)
 
 

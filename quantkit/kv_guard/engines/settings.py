@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import first_line
+from quantkit.kv_guard.identity import PoolIdentity
+from quantkit.kv_guard.settings import GuardSettings, PoolSize
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 
 VARIABLE = "QUANTKIT_KV_GUARD"
@@ -40,6 +42,17 @@ class PluginSettings:
     def secret_bytes(self) -> bytes | None:
         """None is a secret of each pool's own."""
         return None if self.secret is None else self.secret.encode()
+
+    def of_tracker(self, identity: PoolIdentity, size: PoolSize, rank: int, group: int = 0) -> GuardSettings:
+        """Of one group of layers in one process of the server, whose files it alone writes."""
+        return GuardSettings(
+            identity=identity,
+            size=size,
+            mode=self.mode,
+            ring_lines=self.ring_lines,
+            incidents=path_of(self.incidents, rank, group),
+            secret=self.secret_bytes,
+        )
 
 
 def read_settings(environment: Mapping[str, str]) -> PluginSettings:

@@ -100,18 +100,7 @@ class _Pool:
         return self.tracker.verdict(step)
 
     def dump(self, path: Path) -> None:
-        settings = self.tracker.settings
-        write_dump(
-            path,
-            Dump(
-                identity=settings.identity,
-                size=settings.size,
-                tags=self.tracker.tags,
-                expectations=self.tracker.expectations,
-                step=self._step(),
-                names=self.tracker.names,
-            ),
-        )
+        write_dump(path, Dump.of(self.tracker, self._step()))
 
     def _step(self) -> Step:
         lengths = self._lengths.values()

@@ -65,11 +65,11 @@ def test_a_page_that_is_gone_is_not_given_back(serve):
 def test_nothing_of_a_condemned_request_is_cached(serve):
     serving, a, b = two_running(serve)
     kept = len(serving.guard.pool.kept)
-    serving.guard.condemned.add("a")
+    serving.guard.condemned.add(["a"])
     srt("mem_cache.common").release_kv_cache(a, serving.tree, checkpoint=True)
     assert len(serving.guard.pool.kept) == kept
     serving.finish(b)
-    assert serving.guard.condemned == set()
+    assert not serving.guard.condemned
 
 
 def test_a_row_that_is_shifted_by_a_page(serve):

@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from quantkit.kv_guard.engines.sglang import plugin
+from quantkit.kv_guard.engines.sglang.condemned import Condemned
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 from tests.kv_guard.engines.small_sglang.places import srt
 
@@ -85,6 +86,15 @@ def test_mode_abort_refuses(serve, site):
     change, says = SITES[site]
     with pytest.raises(KvGuardError, match=says):
         disturb(serve, Mode.ABORT, change)
+
+
+def test_requests_are_ended_alone_in_mode_abort_only():
+    log, abort = Condemned(Mode.LOG), Condemned(Mode.ABORT)
+    for condemned in (log, abort):
+        condemned.add(["a", "b"])
+        condemned.let_go("b")
+        condemned.let_go("c")
+    assert [("a" in one, "b" in one, len(one)) for one in (log, abort)] == [(False, False, 0), (True, False, 1)]
 
 
 @pytest.mark.parametrize("mode", [Mode.LOG, Mode.ABORT])

@@ -67,7 +67,7 @@ def test_what_came_to_its_new_pages_before_concerns_it_not(serve):
 def assert_ended(serving, rid):
     assert isinstance(serving.ended[rid], srt("managers.schedule_batch").FINISH_ABORT)
     assert (serving.wrong(), serving.num_lost()) == ([], 0)
-    assert serving.guard.condemned == set()
+    assert not serving.guard.condemned
 
 
 def test_anothers_page_that_goes_to_the_host(serve):

@@ -9,7 +9,8 @@ import torch
 
 from quantkit.kv_guard.engines.settings import PluginSettings
 from quantkit.kv_guard.engines.sglang.aborts import agreed
-from quantkit.kv_guard.engines.sglang.plugin import register
+from quantkit.kv_guard.engines.sglang.guard import Guard
+from quantkit.kv_guard.engines.sglang.plugin import _hooks_of, register
 from quantkit.kv_guard.engines.sglang.supported import OPTIONS
 from quantkit.kv_guard.engines.sglang.targets import SUPPORTED, TARGETS, Kind
 from quantkit.kv_guard.engines.targets import check_version
@@ -49,6 +50,12 @@ def test_no_hook_is_registered_where_one_is_missing(engine, serve, monkeypatch):
     with pytest.raises(KvGuardError):
         serve()
     assert not srt("plugins.hook_registry").HookRegistry._hooks
+
+
+def test_a_target_names_the_file_of_its_hook():
+    hook_of = _hooks_of(Guard(PluginSettings(mode=Mode.ABORT), {}))
+    names = {target.hook for target in TARGETS if target.kind is not Kind.CALLED}
+    assert {f"{hook_of(name).__module__.rpartition('.')[2]}.{hook_of(name).__name__}" for name in names} == names
 
 
 @pytest.mark.parametrize(("version", "is_known"), [("0.5.23", True), ("0.5.23.post1", True), ("0.5.24", False)])

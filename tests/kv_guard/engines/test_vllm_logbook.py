@@ -31,26 +31,6 @@ def test_the_pool_is_dumped_at_the_first_violation(miniature, tmp_path, mode):
     assert 'pool="group1"' in (tmp_path / "kv.rank0.group1.prom").read_text()
 
 
-def test_a_pool_that_cannot_be_dumped_ends_no_server(miniature, tmp_path, caplog):
-    (tmp_path / "gone").mkdir()
-    harness.environment(miniature, "log", tmp_path / "guard.json", dump=tmp_path / "gone" / "pool.safetensors")
-    engine = disturbed()
-    (tmp_path / "gone").rmdir()
-    engine.run()
-    assert len(engine.released["victim"]) == 8
-    assert caplog.text.count("the pool was not dumped to") == 1
-
-
-def test_the_log_says_how_many_it_leaves_out(miniature, tmp_path, caplog):
-    harness.environment(miniature, "log", tmp_path / "guard.json", ring_lines=9)
-    engine = disturbed(pages=6)
-    engine.step()
-    lines = [record.getMessage() for record in caplog.records]
-    assert sum("physical page" in line for line in lines) == 8
-    assert any(line.endswith(": 1 more violations") for line in lines)
-    assert any("1 more violations had no room in the ring" in line for line in lines)
-
-
 def test_metrics_say_whether_there_is_a_guard_and_of_which_rank(miniature, tmp_path):
     """From the start on; a guard that goes off in mode log says so, and what is in work behind it too."""
     harness.environment(miniature, "log", tmp_path / "guard.json", metrics=tmp_path / "kv.prom")

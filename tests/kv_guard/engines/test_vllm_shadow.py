@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quantkit.kv_guard.engines.vllm.events import Spoiled
+from quantkit.kv_guard.engines.vllm.events import BadGrant
 from quantkit.kv_guard.engines.vllm.shadow import Shadow
 from quantkit.kv_guard.identity import Chains, PoolIdentity, owner_of
 from quantkit.kv_guard.page_tags import PageTagTracker
@@ -108,22 +108,22 @@ def test_a_page_of_another_hash_is_expected_under_a_generation_that_there_is_not
     assert columns(shadow.take(["b"]), "shared")[2] == [0]
 
 
-def test_a_spoiled_page_is_what_it_was_granted_as_until_it_is_given_up():
+def test_a_bad_page_is_what_it_was_granted_as_until_it_is_given_up():
     """A report may be read behind that; a generation of 0 is that of a grant of which nobody was told."""
     shadow = shadow_of()
     begin(shadow, "a", [1, 2])
-    assert shadow.granted_as(Spoiled(group=0, page=1, generation=0)) is None
+    assert shadow.granted_as(BadGrant(group=0, page=1, generation=0)) is None
     events = shadow.take(["a"])
-    spoiled = Spoiled(group=0, page=1, generation=events.groups[0].first_generation)
-    assert shadow.granted_as(spoiled) is shadow.holdings["a"].groups[0][0]
-    for other in (replace(spoiled, group=1), replace(spoiled, page=2), replace(spoiled, page=99)):
+    bad = BadGrant(group=0, page=1, generation=events.groups[0].first_generation)
+    assert shadow.granted_as(bad) is shadow.holdings["a"].groups[0][0]
+    for other in (replace(bad, group=1), replace(bad, page=2), replace(bad, page=99)):
         assert shadow.granted_as(other) is None
     shadow.leave("a")
     shadow.give_up(1, is_cached=False)
-    assert shadow.granted_as(spoiled) is None
+    assert shadow.granted_as(bad) is None
     begin(shadow, "b", [1])
     shadow.take(["b"])
-    assert shadow.granted_as(spoiled) is None
+    assert shadow.granted_as(bad) is None
 
 
 def test_events_are_plain_and_pickled():

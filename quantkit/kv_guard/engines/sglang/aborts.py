@@ -27,7 +27,7 @@ _REASON = "A page of the KV cache was not what this request was granted; its out
 
 
 class Aborts:
-    """Requests that were found wrong, until their rows are given back."""
+    """Condemns requests, ends them and mends their rows. Methods but `judge` and `end` are hooks."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -38,11 +38,9 @@ class Aborts:
         The tracker takes that for padding, of which there is none yet where a batch is checked here (steps.py): it is a
         request's of the batch, and nobody can say whose.
         """
-        if self._guard.settings.mode is not Mode.ABORT:
-            return
-        self._guard.condemned.update(verdict.aborted)
+        self._guard.condemned.add(verdict.aborted)
         if any(one.request is None and one.check == "write" for one in verdict.violations):
-            self._guard.condemned.update(req.rid for req in batch.reqs)
+            self._guard.condemned.add(req.rid for req in batch.reqs)
 
     def end(self, scheduler: Any, batch: Any) -> None:
         """Mark the batch's condemned requests; ranks that share a batch mark the same."""
@@ -51,7 +49,7 @@ class Aborts:
         flags = agreed([req.rid in self._guard.condemned for req in batch.reqs], self._guard.group)
         for req, is_condemned in zip(batch.reqs, flags, strict=True):
             if is_condemned and not req.finished() and not req.is_retracted:
-                self._guard.condemned.add(req.rid)
+                self._guard.condemned.add([req.rid])
                 abort = importlib.import_module(ROOT + "managers.schedule_batch").FINISH_ABORT
                 req.discard_output_reason = abort(_REASON, HTTPStatus.INTERNAL_SERVER_ERROR)
                 if req.inflight_middle_chunks > 0 and scheduler.chunked_req is req:
@@ -78,7 +76,7 @@ class Aborts:
         self._mend(req)
         result = original(req, tree_cache, checkpoint=False)
         if req.kv.retraction_backup is None:  # else it comes back with what it has read
-            self._guard.condemned.discard(req.rid)
+            self._guard.condemned.let_go(req.rid)
         return result
 
     def _ends_now(self, req: Any) -> bool:

@@ -65,7 +65,7 @@ class AllocationHooks:
         if result is not None:
             for req in begin:
                 if req.kv.retraction_backup is None:  # else its pages are filled with what it had
-                    self._guard.condemned.discard(req.rid)  # of an earlier request, or before it was retracted
+                    self._guard.condemned.let_go(req.rid)  # of an earlier request, or before it was retracted
                 self._guard.pool.open(req.kv.req_pool_idx, req)
         return result
 

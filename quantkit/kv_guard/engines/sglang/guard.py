@@ -11,8 +11,11 @@ from torch import Tensor
 
 from quantkit.kv_guard.engines.logbook import Logbook
 from quantkit.kv_guard.engines.refusals import Refusals
-from quantkit.kv_guard.engines.settings import PluginSettings, check_memory, path_of
+from quantkit.kv_guard.engines.settings import PluginSettings, check_memory
+from quantkit.kv_guard.engines.sglang.condemned import Condemned
+from quantkit.kv_guard.engines.sglang.inbox import Inbox
 from quantkit.kv_guard.engines.sglang.installed import check_installed
+from quantkit.kv_guard.engines.sglang.kept_pages import KeptPages
 from quantkit.kv_guard.engines.sglang.pool import GuardedPool
 from quantkit.kv_guard.engines.sglang.supported import (
     ALLOCATORS,
@@ -27,12 +30,10 @@ from quantkit.kv_guard.engines.sglang.supported import (
 )
 from quantkit.kv_guard.engines.sglang.targets import ROOT
 from quantkit.kv_guard.identity import PoolIdentity
-from quantkit.kv_guard.settings import GuardSettings, PoolSize
+from quantkit.kv_guard.settings import PoolSize
 from quantkit.kv_guard.tracker import KvGuardError
 
 _log = logging.getLogger(__name__)
-_BYTES_A_PLACE = 36  # of a row's logical page: what it expects, and what a launched step captures
-_BYTES_A_PAGE = 49 + 8 + 2 * 25 + 32  # tag, state and transfers, what the cache keeps, what may come
 
 
 class Guard:
@@ -50,7 +51,7 @@ class Guard:
         self._pool: GuardedPool | None = None
         self._is_verified = False
         self._logbook: Logbook | None = None
-        self.condemned: set[str] = set()  # requests by name
+        self.condemned = Condemned(settings.mode)
         self.has_lost_pages = False  # page 0 stands in what is freed
         self.has_given_pointers = False  # to a transfer, which goes on using them
         self.group: Any = None  # of the ranks that run the same batches
@@ -153,17 +154,11 @@ class Guard:
         check_unused(allocator, row_pool)
         size = _size(allocator, row_pool.req_to_token)
         self._check_memory(size)
-        settings = GuardSettings(
-            identity=PoolIdentity(
-                model=self.settings.model or fingerprint(runner.model_config.hf_config.to_dict()),
-                layout=layout_of(runner.token_to_kv_pool, size.page_size),
-            ),
-            size=size,
-            mode=self.settings.mode,
-            ring_lines=self.settings.ring_lines,
-            incidents=path_of(self.settings.incidents, runner.gpu_id),
-            secret=self.settings.secret_bytes,
+        identity = PoolIdentity(
+            model=self.settings.model or fingerprint(runner.model_config.hf_config.to_dict()),
+            layout=layout_of(runner.token_to_kv_pool, size.page_size),
         )
+        settings = self.settings.of_tracker(identity, size, runner.gpu_id)
         self._pool = GuardedPool(settings, allocator, row_pool, receives=self._mode() == "decode")
         self._logbook = Logbook(self._pool.tracker, self.settings, _log, (runner.gpu_id, 0))
         self.refusals.when_off(self._logbook.detach)
@@ -172,8 +167,10 @@ class Guard:
         return str(self._runner.server_args.disaggregation_mode)
 
     def _check_memory(self, size: PoolSize) -> None:
-        num_bytes = size.num_rows * size.most_pages * _BYTES_A_PLACE + size.num_pages * _BYTES_A_PAGE
-        check_memory(num_bytes, self.settings, f"{size.num_rows} rows of {size.most_pages} pages")
+        beside = KeptPages.BYTES_A_PAGE + Inbox.BYTES_A_PAGE
+        check_memory(
+            size.num_bytes + size.num_pages * beside, self.settings, f"{size.num_rows} rows of {size.most_pages} pages"
+        )
 
 
 def _size(allocator: Any, table: Tensor) -> PoolSize:

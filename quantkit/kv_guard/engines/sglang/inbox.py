@@ -15,6 +15,8 @@ class Inbox:
     Its pages are free then, and may be filled for another: that is no fault, but where the step stores its token.
     """
 
+    BYTES_A_PAGE = 32
+
     def __init__(self, num_pages: int, num_rows: int, device: torch.device) -> None:
         self._seals_P = torch.zeros(num_pages, dtype=torch.int64, device=device)
         self._records_P3 = torch.zeros(num_pages, 3, dtype=torch.int64, device=device)

@@ -37,6 +37,8 @@ class _Copy:
 class KeptPages:
     """Twice as many entries as the pool has pages: one for each, and as many that have ended without being read yet."""
 
+    BYTES_A_PAGE = 2 * 25 + 8  # two entries, and which is the page's
+
     def __init__(self, num_pages: int, device: torch.device) -> None:
         self._num_entries = 2 * num_pages
         shape = self._num_entries + 1  # the last entry takes what no page is kept for

@@ -63,7 +63,7 @@ def _is_ours(hook: Callable[..., Any]) -> bool:
 
 
 def _hooks_of(guard: "Guard") -> Callable[[str], Callable[..., Any]]:
-    """Hooks by group and method."""
+    """Hooks by file and method."""
     from quantkit.kv_guard.engines.sglang.aborts import Aborts
     from quantkit.kv_guard.engines.sglang.allocation import AllocationHooks
     from quantkit.kv_guard.engines.sglang.caching import CachingHooks
@@ -71,19 +71,19 @@ def _hooks_of(guard: "Guard") -> Callable[[str], Callable[..., Any]]:
     from quantkit.kv_guard.engines.sglang.steps import StepHooks
     from quantkit.kv_guard.engines.sglang.transfers import TransferHooks
 
-    aborts, slots = Aborts(guard), AllocationHooks(guard)
-    groups = {
+    aborts, allocation = Aborts(guard), AllocationHooks(guard)
+    by_file = {
         "startup": StartupHooks(guard),
-        "slots": slots,
-        "transfers": TransferHooks(guard, slots),
+        "allocation": allocation,
+        "transfers": TransferHooks(guard, allocation),
         "caching": CachingHooks(guard),
         "steps": StepHooks(guard, aborts),
         "aborts": aborts,
     }
 
     def hook(name: str) -> Callable[..., Any]:
-        group, method = name.split(".")
-        found: Callable[..., Any] = getattr(groups[group], method)
+        file, method = name.split(".")
+        found: Callable[..., Any] = getattr(by_file[file], method)
         return found
 
     return hook

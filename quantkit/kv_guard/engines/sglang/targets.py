@@ -20,7 +20,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookTarget(Target):
-    """With the hook: group and method."""
+    """With the hook: its file here, and the method of that file's class."""
 
     kind: Kind
     hook: str
@@ -81,26 +81,42 @@ TARGETS: tuple[HookTarget, ...] = (
         "is the prefix cache one that is known?",
     ),
     # slots
-    _target(Kind.AFTER, _PAGED + "alloc", "self, need_size", "slots.handed_out", "slots that are handed out"),
-    _target(Kind.AFTER, _PAGED + "alloc_extend", _EXTEND, "slots.handed_out", "slots that are handed out"),
-    _target(Kind.AFTER, _PAGED + "alloc_decode", _DECODE, "slots.handed_out", "slots that are handed out"),
-    _target(Kind.BEFORE, _PAGED + "_release_page_ids", "self, *page_ids", "slots.release_pages", "pages that are free"),
-    _target(Kind.AFTER, _PAGED + "clear", "self", "slots.cleared", "every page is free"),
-    _target(Kind.AFTER, _TOKEN + "alloc", "self, need_size", "slots.handed_out", "slots that are handed out"),
-    _target(Kind.BEFORE, _TOKEN + "free", "self, free_index", "slots.free_slots", "slots that are free, or in a group"),
-    _target(Kind.AFTER, _TOKEN + "clear", "self", "slots.cleared", "every slot is free"),
+    _target(Kind.AFTER, _PAGED + "alloc", "self, need_size", "allocation.handed_out", "slots that are handed out"),
+    _target(Kind.AFTER, _PAGED + "alloc_extend", _EXTEND, "allocation.handed_out", "slots that are handed out"),
+    _target(Kind.AFTER, _PAGED + "alloc_decode", _DECODE, "allocation.handed_out", "slots that are handed out"),
+    _target(
+        Kind.BEFORE, _PAGED + "_release_page_ids", "self, *page_ids", "allocation.release_pages", "pages that are free"
+    ),
+    _target(Kind.AFTER, _PAGED + "clear", "self", "allocation.cleared", "every page is free"),
+    _target(Kind.AFTER, _TOKEN + "alloc", "self, need_size", "allocation.handed_out", "slots that are handed out"),
+    _target(
+        Kind.BEFORE, _TOKEN + "free", "self, free_index", "allocation.free_slots", "slots that are free, or in a group"
+    ),
+    _target(Kind.AFTER, _TOKEN + "clear", "self", "allocation.cleared", "every slot is free"),
     # rows
-    _target(Kind.AROUND, _ROWS + "alloc", "self, reqs", "slots.alloc_rows", "which requests begin in which rows"),
-    _target(Kind.BEFORE, _ROWS + "free_rows", "self, indices", "slots.free_rows", "rows that end"),
-    _target(Kind.AFTER, _ROWS + "clear", "self", "slots.clear_rows", "every row ends"),
+    _target(Kind.AROUND, _ROWS + "alloc", "self, reqs", "allocation.alloc_rows", "which requests begin in which rows"),
+    _target(Kind.BEFORE, _ROWS + "free_rows", "self, indices", "allocation.free_rows", "rows that end"),
+    _target(Kind.AFTER, _ROWS + "clear", "self", "allocation.clear_rows", "every row ends"),
     _target(
-        Kind.AROUND, _ALLOC + "alloc_for_extend", "batch", "slots.extend", "new pages, and cached ones that are read"
+        Kind.AROUND,
+        _ALLOC + "alloc_for_extend",
+        "batch",
+        "allocation.extend",
+        "new pages, and cached ones that are read",
     ),
     _target(
-        Kind.AROUND, _ALLOC + "alloc_for_decode", "batch, token_per_req", "slots.decode", "new pages of a decode step"
+        Kind.AROUND,
+        _ALLOC + "alloc_for_decode",
+        "batch, token_per_req",
+        "allocation.decode",
+        "new pages of a decode step",
     ),
     _target(
-        Kind.AROUND, _ALLOC + "alloc_for_spec_decode", _SPECULATE, "slots.speculate", "pages that speculation reserves"
+        Kind.AROUND,
+        _ALLOC + "alloc_for_spec_decode",
+        _SPECULATE,
+        "allocation.speculate",
+        "pages that speculation reserves",
     ),
     _target(
         Kind.AROUND,
@@ -111,10 +127,10 @@ TARGETS: tuple[HookTarget, ...] = (
     ),
     # disaggregated serving
     _target(
-        Kind.AROUND, _DECODE_ROWS + "alloc", "self, reqs", "slots.alloc_rows", "which requests begin in which rows"
+        Kind.AROUND, _DECODE_ROWS + "alloc", "self, reqs", "allocation.alloc_rows", "which requests begin in which rows"
     ),
-    _target(Kind.BEFORE, _DECODE_ROWS + "free", "self, req", "slots.free_row", "rows that end"),
-    _target(Kind.AFTER, _DECODE_ROWS + "clear", "self", "slots.clear_rows", "every row ends"),
+    _target(Kind.BEFORE, _DECODE_ROWS + "free", "self, req", "allocation.free_row", "rows that end"),
+    _target(Kind.AFTER, _DECODE_ROWS + "clear", "self", "allocation.clear_rows", "every row ends"),
     _target(
         Kind.AFTER,
         "mem_cache.memory_pool.MLATokenToKVPool.get_contiguous_buf_infos",

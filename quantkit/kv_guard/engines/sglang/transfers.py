@@ -43,7 +43,7 @@ from quantkit.kv_guard.engines.sglang.events import wait_for
 from quantkit.kv_guard.engines.sglang.guard import Guard
 from quantkit.kv_guard.engines.sglang.inbox import buffers_of
 from quantkit.kv_guard.engines.sglang.targets import ROOT
-from quantkit.kv_guard.tracker import KvGuardError, Mode
+from quantkit.kv_guard.tracker import KvGuardError
 
 _log = logging.getLogger(__name__)
 
@@ -51,9 +51,9 @@ _log = logging.getLogger(__name__)
 class TransferHooks:
     """Of both sides; which one this is says the server's option."""
 
-    def __init__(self, guard: Guard, slots: AllocationHooks) -> None:
+    def __init__(self, guard: Guard, allocation: AllocationHooks) -> None:
         self._guard = guard
-        self._slots = slots
+        self._allocation = allocation
 
     def buffers(self, result: Any, kv_pool: Any) -> Any:
         """AFTER get_contiguous_buf_infos: pointers, bytes, and bytes a page, of each buffer that is sent."""
@@ -80,7 +80,7 @@ class TransferHooks:
         """AROUND _pre_alloc: pages for a prompt that another server computes, behind what the cache has of it."""
         if not self._guard.guards_rows(queue.req_to_token_pool):
             return original(queue, req, *given, **named)
-        return self._slots.reserve(lambda: original(queue, req, *given, **named), req, awaits=not _is_fake(req))
+        return self._allocation.reserve(lambda: original(queue, req, *given, **named), req, awaits=not _is_fake(req))
 
     def committed(self, _: object, queue: Any, decode_req: Any) -> None:
         """AFTER _commit_transfer_to_req: the transfer is said to be complete."""
@@ -114,8 +114,7 @@ class TransferHooks:
         if pool.holds(req.kv.req_pool_idx, self._backed_up_slots(req)):
             return
         _log.error("KV guard: request %s was retracted with a page that is not its own", req.rid)
-        if self._guard.settings.mode is Mode.ABORT:
-            self._guard.condemned.add(req.rid)
+        self._guard.condemned.add([req.rid])
 
     def restored(self, _: object, req: Any, tree_cache: Any, *__: object) -> None:
         """AFTER restore_kv_cache: pages that were reserved as for a transfer, and expect none."""

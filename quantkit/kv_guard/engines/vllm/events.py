@@ -51,9 +51,9 @@ class FirstBad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spoiled:
-    """A page that somebody wrote to who does not hold it, or whose tag was overwritten, as it was granted: when the
-    report is read, the page may be another's."""
+class BadGrant:
+    """A page that does not hold what it was granted for, as it was granted: when the report is read, it may be
+    another's."""
 
     group: int
     page: int
@@ -62,21 +62,18 @@ class Spoiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What a worker saw of a step. ``ended`` are the requests to end; empty where the mode says so.
-
-    ``spoiled`` are pages that do not hold what they were granted for.
-    """
+    """What a worker saw of a step. ``ended`` are the requests to end; empty where the mode says so."""
 
     ended: tuple[str, ...] = ()
     first_bad: tuple[FirstBad, ...] = ()
-    spoiled: tuple[Spoiled, ...] = ()
+    bad_grants: tuple[BadGrant, ...] = ()
 
     def together(self, other: "StepReport") -> "StepReport":
-        """Of two ranks."""
+        """Of two groups of layers, or of two ranks."""
         return StepReport(
             ended=tuple(dict.fromkeys(self.ended + other.ended)),
             first_bad=tuple(dict.fromkeys(self.first_bad + other.first_bad)),
-            spoiled=tuple(dict.fromkeys(self.spoiled + other.spoiled)),
+            bad_grants=tuple(dict.fromkeys(self.bad_grants + other.bad_grants)),
         )
 
 

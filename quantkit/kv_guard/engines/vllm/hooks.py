@@ -7,7 +7,7 @@ from typing import Any
 
 from quantkit.kv_guard.engines.refusals import Refusals
 from quantkit.kv_guard.engines.settings import PluginSettings
-from quantkit.kv_guard.engines.targets import Target, check_targets
+from quantkit.kv_guard.engines.targets import check_targets
 from quantkit.kv_guard.engines.vllm import runners, targets
 from quantkit.kv_guard.engines.vllm.events import EVENTS
 from quantkit.kv_guard.engines.vllm.gather import gathering
@@ -41,7 +41,7 @@ def hook_scheduler(settings: PluginSettings) -> None:
         (targets.CACHE_FULL_BLOCKS, _guarded(_cache_full_blocks)),
         (targets.COLLECTIVE_RPC, gathering),
     ):
-        _wrap(target, wrapper)
+        wrap(target.name, wrapper)
 
 
 def hook_worker(settings: PluginSettings) -> None:
@@ -68,7 +68,7 @@ def hook_worker(settings: PluginSettings) -> None:
         (targets.POOL_V2, _guarded(_sample)),
         (targets.WARM_UP, _behind(_warmed_up)),
     ):
-        _wrap(target, wrapper)
+        wrap(target.name, wrapper)
 
 
 def before(act: Callable[[], None]) -> Callable[[Function], Function]:
@@ -82,10 +82,6 @@ def before(act: Callable[[], None]) -> Callable[[Function], Function]:
         return door
 
     return wrapper_of
-
-
-def _wrap(target: Target, wrapper_of: Callable[[Function], Function]) -> None:
-    wrap(target.name, wrapper_of)
 
 
 def _behind(act: Function) -> Callable[[Function], Function]:

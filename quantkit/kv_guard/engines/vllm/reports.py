@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from quantkit.kv_guard.engines.vllm.events import EVENTS, FirstBad, Spoiled, StepReport
+from quantkit.kv_guard.engines.vllm.events import EVENTS, BadGrant, FirstBad, StepReport
 from quantkit.kv_guard.tracker import Verdict
 from quantkit.kv_guard.violations import Violation
 
@@ -38,14 +38,14 @@ def report_of(verdict: Verdict, group: int) -> StepReport:
     return StepReport(
         ended=verdict.aborted,
         first_bad=tuple(FirstBad(request=name, group=group, index=first) for name, first in firsts.items()),
-        spoiled=tuple(dict.fromkeys(_spoiled(verdict.violations, group))),
+        bad_grants=tuple(dict.fromkeys(_bad_grants(verdict.violations, group))),
     )
 
 
-def _spoiled(violations: Sequence[Violation], group: int) -> Iterator[Spoiled]:
+def _bad_grants(violations: Sequence[Violation], group: int) -> Iterator[BadGrant]:
     """For a write the generation of the page's record, whose holder was harmed; for a read what was expected."""
     for violation in violations:
         evidence = violation.evidence
         was = evidence.found if violation.check == "write" else evidence.expected
         if was is not None:
-            yield Spoiled(group=group, page=evidence.page, generation=was.generation)
+            yield BadGrant(group=group, page=evidence.page, generation=was.generation)

@@ -110,7 +110,7 @@ class SchedulerGuard:
 
     def _end(self, report: StepReport) -> list[Any]:
         sizes = [side.block_size for side in self._sides]
-        bad = {grant for one in report.spoiled if (grant := self.shadow.granted_as(one)) is not None}
+        bad = {grant for one in report.bad_grants if (grant := self.shadow.granted_as(one)) is not None}
         for one in report.first_bad:
             bad |= self.shadow.written(one.request, one.index * sizes[one.group], sizes)
         names = dict.fromkeys(report.ended)

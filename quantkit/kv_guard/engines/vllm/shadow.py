@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from quantkit.kv_guard.engines.vllm.events import GroupEvents, Spoiled, StepEvents, add, generation_after, signed
+from quantkit.kv_guard.engines.vllm.events import BadGrant, GroupEvents, StepEvents, add, generation_after, signed
 from quantkit.kv_guard.identity import Chain, Chains, owner_of
 from quantkit.kv_guard.tracker import KvGuardError
 
@@ -179,12 +179,12 @@ class Shadow:
         while self._left and self._left[0][0] <= number + 1:
             self._left.popleft()
 
-    def granted_as(self, spoiled: Spoiled) -> Grant | None:
+    def granted_as(self, bad: BadGrant) -> Grant | None:
         """What a page was granted as, while that is in force: it may have been handed out anew since."""
-        grant = self._grants.get(spoiled.page)
-        if grant is None or not grant.in_force or grant.group != spoiled.group:
+        grant = self._grants.get(bad.page)
+        if grant is None or not grant.in_force or grant.group != bad.group:
             return None
-        return grant if 0 != grant.generation == spoiled.generation else None
+        return grant if 0 != grant.generation == bad.generation else None
 
     def written(self, request: str, first_token: int, page_sizes: Sequence[int]) -> set[Grant]:
         """What was granted to a request and reaches beyond a token, as far as it is in force; wherever the request is

@@ -22,6 +22,7 @@ UNGRANTED = 1  # a logical page that an open row was not granted: no null page m
 PRUNED = 4  # pages that a window has left behind: a null page may stand there, and is not to be read
 SHIFTED = 5  # a page whose first token is not in its first slot, by the table of a step
 BEYOND = 6  # the last page that a step has looked at, of a row that has more
+HOLE = 7  # a page of a row one of whose tokens was stored elsewhere, or that is a copy of what was not its source's
 # and found, with the page's mark, by all who read there:
 SPOILED = 2  # somebody has written there, or may, who does not hold it
 UNARRIVED = 3  # it waits for a transfer, whose tag has not landed
@@ -93,7 +94,7 @@ class PageTags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectations:
-    """What each row was granted; never made from the tags."""
+    """What each row was granted; never made from the tags. A `HOLE` stands there for good, or until the next grant."""
 
     seals_RL: Tensor  # int64, without the mark of a page
     details_RL2: Tensor  # int64: generation, owner; read where a seal is wrong

@@ -7,7 +7,7 @@ program without a violation does not enter.
 import triton
 import triton.language as tl
 
-from quantkit_kernels.kv_tag_arrays import BEYOND, FIRST_SEAL, NEVER, PRUNED, SHIFTED, SPOILED, Check, State
+from quantkit_kernels.kv_tag_arrays import BEYOND, FIRST_SEAL, HOLE, NEVER, PRUNED, SHIFTED, SPOILED, Check, State
 from quantkit_kernels.kv_tag_lines_jit import (
     SIZES,
     VECTORS,
@@ -21,7 +21,7 @@ from quantkit_kernels.kv_tag_lines_jit import (
 )
 
 _NEVER, _PRUNED, _SHIFTED = tl.constexpr(NEVER), tl.constexpr(PRUNED), tl.constexpr(SHIFTED)
-_BEYOND = tl.constexpr(BEYOND)
+_BEYOND, _HOLE = tl.constexpr(BEYOND), tl.constexpr(HOLE)
 _NO_WORD = tl.constexpr(-FIRST_SEAL)
 _SHARED, _SPOILED = tl.constexpr(int(State.SHARED)), tl.constexpr(SPOILED)
 _AWAITING, _STRUCK = tl.constexpr(int(State.AWAITING)), tl.constexpr(int(State.STRUCK))
@@ -62,7 +62,7 @@ def _judge(  # type: ignore[no-untyped-def]
 ):
     """A line for each page whose seal is not what its row expects, or that is wrong whatever its seal is.
 
-    Returns which pages of the pool are bad, bool [BLOCK].
+    Returns which are bad, bool [BLOCK], and the seals that were found.
     """
     is_inside = is_checked & (page >= 0) & (page < num_pages)
     seal = tl.load(seals_ptr + page, mask=is_inside, other=0)
@@ -87,7 +87,7 @@ def _judge(  # type: ignore[no-untyped-def]
         write_found(line, has_room, found, generation, owner, place)
         if SPOILS:  # each seal of the program was read by then: their sum was taken
             tl.store(seals_ptr + page, mark_of(page) ^ _SPOILED, mask=is_bad & is_inside)
-    return is_bad & is_inside
+    return is_bad, found
 
 
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=VECTORS)
@@ -132,6 +132,8 @@ def check_pages_kernel(  # type: ignore[no-untyped-def]
     is_read = is_page & (index <= last)
     if HAS_FIRSTS:
         is_read &= index >= tl.minimum(tl.load(firsts_ptr + request).to(tl.int64), last)
+    is_short = (index == most_pages - 1) & (index < last)
+    is_read |= is_short
     is_listed = (row >= 0) & (row < table_rows)
     column = tl.minimum(index * PAGE_SIZE if BY_TOKEN else index, table_width - 1)
     entry = tl.load(table_ptr + row * table_stride + column, mask=is_read & is_listed, other=-1).to(tl.int64)
@@ -140,11 +142,11 @@ def check_pages_kernel(  # type: ignore[no-untyped-def]
     expected = tl.load(expected_ptr + row * row_pages + index, mask=is_known, other=_NEVER)
     is_padding = expected == _NEVER
     if not HAS_FIRSTS:
-        is_padding |= expected == _PRUNED
+        is_padding |= (expected == _PRUNED) & ~is_short
     is_read &= (page != null_page) | ~is_padding | ~is_listed
     if BY_TOKEN:
         expected = tl.where(is_read & (entry != page * PAGE_SIZE), _SHIFTED, expected)
-    expected = tl.where(is_read & (index == most_pages - 1) & (index < last), _BEYOND, expected)
+    expected = tl.where(is_read & is_short, _BEYOND, expected)
     is_row = (row >= 0) & (row < num_rows)
     if IS_CAPTURED:
         is_first = index == 0  # one thread of a request's programs
@@ -262,12 +264,13 @@ def check_writes_kernel(  # type: ignore[no-untyped-def]
     row = tl.load(rows_ptr + entry, mask=is_entry, other=-1).to(tl.int64)
     position = tl.load(positions_ptr + entry, mask=is_entry, other=0).to(tl.int64)
     page, index = page_of(slot, PAGE_SIZE), page_of(position, PAGE_SIZE)
-    is_stored = (slot >= 0) & (page != null_page)
-    is_known = is_stored & _is_place(row, index, num_rows, row_pages)
+    is_known = (slot >= 0) & _is_place(row, index, num_rows, row_pages)
     expected = tl.load(expected_ptr + row * row_pages + index, mask=is_known, other=_NEVER)
+    is_granted = (expected & _NO_WORD) != 0
+    is_stored = (slot >= 0) & ((page != null_page) | is_granted)
     state = tl.load(states_ptr + page, mask=is_stored & (page < num_pages), other=0)
     is_out_of_place = slot - page * PAGE_SIZE != position - index * PAGE_SIZE
-    is_spoiled = _judge(
+    is_bad, found = _judge(
         seals_ptr,
         records_ptr,
         details_ptr,
@@ -291,4 +294,6 @@ def check_writes_kernel(  # type: ignore[no-untyped-def]
         _WRITE,
         True,
     )
-    tl.store(states_ptr + page, _STRUCK, mask=is_spoiled & (state >= _AWAITING))
+    tl.store(states_ptr + page, _STRUCK, mask=is_bad & (state >= _AWAITING))
+    is_hole = is_bad & is_granted & ((found != expected) | is_out_of_place)
+    tl.store(expected_ptr + row * row_pages + index, _HOLE, mask=is_hole)

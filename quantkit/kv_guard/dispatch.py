@@ -7,6 +7,7 @@ import torch
 from quantkit_kernels.kv_tag_arrays import (
     BEYOND,
     FREE_INDEX,
+    HOLE,
     MARK,
     MOST_PAGES,
     NEVER,
@@ -33,6 +34,7 @@ from quantkit_kernels.reference import kv_tags as twins
 __all__ = [
     "BEYOND",
     "FREE_INDEX",
+    "HOLE",
     "MARK",
     "MOST_PAGES",
     "NEVER",

@@ -34,6 +34,7 @@ class PageArrays:
     transfers_P: Tensor  # int64: which of them was announced last
     gone_P: Tensor  # int32: how many
     touched_P: Tensor  # bool
+    granted_P: Tensor  # int64: generations of the last grants, kept once tags may land over them; 0: of none
 
 
 def new_arrays(size: PoolSize, ring_lines: int, device: torch.device | str) -> PageArrays:
@@ -46,6 +47,7 @@ def new_arrays(size: PoolSize, ring_lines: int, device: torch.device | str) -> P
         transfers_P=torch.full_like(tags.seals_P, NO_TRANSFER),
         gone_P=torch.zeros_like(tags.states_P),
         touched_P=torch.zeros_like(tags.states_P, dtype=torch.bool),
+        granted_P=torch.zeros_like(tags.seals_P),
     )
 
 

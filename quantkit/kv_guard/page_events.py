@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quantkit.kv_guard.dispatch import (
     FREE_INDEX,
+    HOLE,
     MOST_PAGES,
     NEVER,
     SHIFTED,
@@ -56,6 +57,11 @@ def check_vacant(arrays: PageArrays, row: int, openings: tuple[int, int], step: 
     both = torch.tensor(openings, device=arrays.ring.count_1.device)
     words: Words = {Word.STEP: step, Word.CHECK: Check.OPENING, Word.ROW: row, Word.PAGE: -1, Word.OPENING: both}
     twins.append_lines(arrays.ring, both > 0, words)
+
+
+def leave_holes(expectations: Expectations, rows: Tensor, indices: Tensor, where_N: Tensor) -> None:
+    """What rows were granted there is not filled with what is theirs."""
+    put(expectations.seals_RL.view(-1), places_of(expectations, rows, indices), HOLE, where_N)
 
 
 def share_pages(tags: PageTags, pages: Tensor, which_N: Tensor) -> None:

@@ -45,8 +45,7 @@ class PageTagTracker:
         self.metrics = self._verdicts.metrics
         self._captured: Captured = new_captured(size.num_rows, size.most_pages, device)
         first = settings.first_generation
-        self._first_generation = (secrets.randbits(64) or 1) if first is None else first
-        self._generation = self._first_generation
+        self._generation = (secrets.randbits(64) or 1) if first is None else first
         self._launched: Step | None = None
         self._has_transfers = False  # nothing is looked at that only they could have done
         self.clear()
@@ -86,6 +85,7 @@ class PageTagTracker:
     ) -> None:
         drawn = self._next_generations(len(pages)) if first_generation is None else first_generation
         if self._has_transfers:
+            transfer_events.count_gone(self._arrays, pages)  # of those that wait, and are granted all the same
             transfer_events.check_untouched(self._arrays, pages, self._subject(rows) | {Word.INDEX: indices})
         self._ops.grant_pages(
             self.tags,
@@ -99,11 +99,13 @@ class PageTagTracker:
             step=self._verdicts.step,
         )
         if self._has_transfers:
+            put(self._arrays.granted_P, pages, twins.generations(drawn, len(pages), pages.device))
             transfer_events.spoil_touched(self._arrays, pages)
 
     def release(self, pages: Tensor) -> None:
         if self._has_transfers:
             transfer_events.check_over(self._arrays, pages, self._subject(-1))
+            put(self._arrays.granted_P, pages, 0)
         first = self._next_generations(len(pages))
         self._ops.release_pages(self.tags, self._arrays.ring, pages, first_generation=first, step=self._verdicts.step)
 
@@ -135,7 +137,8 @@ class PageTagTracker:
 
     def copied(self, sources: Tensor, rows: Tensor, indices: Tensor, to_rows: Tensor) -> None:
         held = page_events.held_by(self.expectations, rows, indices)
-        page_events.check_holder(self._arrays, sources, held, self._subject(to_rows))
+        is_held = page_events.check_holder(self._arrays, sources, held, self._subject(to_rows))
+        page_events.leave_holes(self.expectations, to_rows, indices, ~is_held)
 
     def truncate(self, rows: Tensor, num_pages: Tensor) -> None:
         page_events.forget(self.expectations, rows, self._indices(rows) >= num_pages[:, None], UNGRANTED)
@@ -150,10 +153,18 @@ class PageTagTracker:
         if self._has_transfers:
             every = torch.arange(self.tags.num_pages, device=self.tags.seals_P.device)
             transfer_events.check_over(self._arrays, every, self._subject(-1))
+            self._arrays.granted_P.fill_(0)
         page_events.free_all(self.tags, self._next_generations(self.tags.num_pages))
 
+    def _begin_transfers(self) -> None:
+        """Until the first of them a page's record says under which generation it was granted."""
+        if not self._has_transfers:
+            self._has_transfers = True
+            self._arrays.granted_P.copy_(self.tags.records_P3[:, 0])
+
     def announce(self, pages: Tensor, transfer: int) -> None:
-        self._has_transfers = True
+        assert 0 <= transfer < 1 << 63, transfer
+        self._begin_transfers()
         transfer_events.await_pages(self._arrays, pages, transfer, self._subject(-1))
 
     def drained(self, pages: Tensor, transfer: int) -> None:
@@ -163,7 +174,8 @@ class PageTagTracker:
         put(self._arrays.gone_P, pages, 0)
 
     def reserve(self, pages: Tensor, transfer: int) -> None:
-        self._has_transfers = True
+        assert 0 <= transfer < 1 << 63, transfer
+        self._begin_transfers()
         transfer_events.reserve_pages(self._arrays, pages, transfer, self._subject(-1))
 
     def send(self, pages: Tensor, held: Held, checksums: Tensor | None = None) -> Tensor:
@@ -174,6 +186,7 @@ class PageTagTracker:
         return transfer_events.wire_tags(self.tags, pages, None)
 
     def land(self, pages: Tensor, tags: Tensor) -> None:
+        self._begin_transfers()
         transfer_events.land_tags(self.tags, pages, tags)
 
     def sent(self, pages: Tensor, held: Held) -> None:
@@ -195,8 +208,9 @@ class PageTagTracker:
         transfer_events.accept_arrived(self._arrays, pages, kept, checksums, of, state=State.SHARED)
         return kept
 
-    def own_pages(self, row: int, first: int, pages: Tensor) -> Tensor:
-        return own_pages(self._arrays, row, first, pages, (self._first_generation, self._generation))
+    def own_pages(self, row: int, first: int, count: int) -> Tensor:
+        granted = self._arrays.granted_P if self._has_transfers else self.tags.records_P3[:, 0].contiguous()
+        return own_pages(self._arrays, granted, row, first, count)
 
     def before_step(self, step: Step) -> int:
         if step.most_pages > self.settings.size.most_pages or len(step.rows) > self.settings.size.num_rows:

@@ -215,11 +215,11 @@ class Tracker(Protocol):
         ``held`` is what was sent: what landed must have its owners and indices. It is written no more.
         """
 
-    def own_pages(self, row: int, first: int, pages: "Tensor") -> "Tensor":
-        """Of a row's logical pages from ``first`` on, which its table names ``pages``: its own ones, -1 where none is.
+    def own_pages(self, row: int, first: int, count: int) -> "Tensor":
+        """Of ``count`` logical pages of a row from ``first`` on: the pages that were granted for them, -1 for none.
 
-        Asked when a request is ended because of its row: what it gives back must not be another's. Waits for the
-        device.
+        Asked when a request is ended because of its row: what it gives back must not be another's. Pages that a node
+        of a cache holds, or a fork, are before ``first``. Waits for the device.
         """
 
     def before_step(self, step: Step) -> int:
@@ -280,6 +280,6 @@ def aborted_requests(
     if mode is not Mode.ABORT:
         return ()
     named = [one.request for one in violations if one.request is not None]
-    nobodys = [one for one in violations if one.request is None and one.row is not None]
+    nobodys = [one for one in violations if one.request is None]
     is_anybodys = lost or any(one.check in READ_CHECKS for one in nobodys)  # padding may write: its victim is named
     return tuple(dict.fromkeys(named + (list(requests) if is_anybodys else [])))

@@ -52,7 +52,12 @@ def check_over(arrays: PageArrays, pages: Tensor, of: Words) -> None:
     is_awaiting = is_waiting(arrays.tags, pages)
     words = of | twins.found_words(arrays.tags, pages) | {Word.CHECK: Check.LANDING}
     twins.append_lines(arrays.ring, is_awaiting, words)
-    put(arrays.gone_P, pages, read(arrays.gone_P, pages, 0) + 1, is_awaiting)
+    count_gone(arrays, pages)
+
+
+def count_gone(arrays: PageArrays, pages: Tensor) -> None:
+    """What pages wait for is not over, and they wait no more."""
+    put(arrays.gone_P, pages, read(arrays.gone_P, pages, 0) + 1, is_waiting(arrays.tags, pages))
 
 
 def spoil_touched(arrays: PageArrays, pages: Tensor) -> None:
@@ -64,13 +69,18 @@ def await_pages(arrays: PageArrays, pages: Tensor, transfer: int, of: Words) -> 
     """A transfer will write to pages that are held: nobody reads them before. What else is announced is a violation.
 
     What an earlier transfer has left there, which was given up, is no more than what lay there before it. Where
-    somebody stored a token wrongly it stays so until the content has come.
+    somebody stored a token wrongly it stays so until the content has come. A transfer that was announced wrongly may
+    write all the same: who shares the page reads it no more, who waits there for another cannot trust what comes, and
+    no later holder may until it is drained.
     """
     tags = arrays.tags
     states, found = states_of(tags, pages), twins.found_words(tags, pages)
-    is_held = states == State.HELD
+    is_held, is_again = states == State.HELD, twins.is_repeated(pages)
     words = of | found | {Word.CHECK: Check.ANNOUNCEMENT, Word.DETAIL: states}
-    twins.append_lines(arrays.ring, ~is_held | twins.is_repeated(pages), words)
+    twins.append_lines(arrays.ring, ~is_held | is_again, words)
+    put(arrays.gone_P, pages, read(arrays.gone_P, pages, 0) + 1, ~is_held & ~is_again)
+    put(arrays.touched_P, pages, True, states >= State.AWAITING)
+    spoil(tags, pages, states == State.SHARED)
     put(tags.seals_P, pages, twins.mark_of(pages) ^ UNARRIVED, is_held & (found[Word.FOUND_SEAL] != SPOILED))
     put(tags.states_P, pages, State.AWAITING, is_held)
     put(arrays.transfers_P, pages, transfer, is_held)
@@ -91,9 +101,9 @@ def drain(arrays: PageArrays, pages: Tensor, transfer: int) -> None:
 
 
 def settle_pages(arrays: PageArrays, pages: Tensor, state: State, which_N: Tensor) -> None:
-    """Pages wait no more. Where a token was stored meanwhile, whatever has landed over it, they are spoiled."""
+    """Pages wait no more. Where a token was stored meanwhile, or another transfer may write, they are spoiled."""
     states = states_of(arrays.tags, pages)
-    spoil(arrays.tags, pages, which_N & (states == State.STRUCK))
+    spoil(arrays.tags, pages, which_N & ((states == State.STRUCK) | read(arrays.touched_P, pages, False)))
     put(arrays.tags.states_P, pages, state, which_N & (states >= State.AWAITING))
 
 
@@ -103,12 +113,14 @@ def reserve_pages(arrays: PageArrays, pages: Tensor, transfer: int, of: Words) -
     Who held one reads nothing there any more, as it will be overwritten.
     """
     tags = arrays.tags
+    count_gone(arrays, pages)
     check_untouched(arrays, pages, of)
     is_held = (states_of(tags, pages) != State.FREE) | twins.is_repeated(pages)
     twins.append_lines(arrays.ring, is_held, of | twins.found_words(tags, pages) | {Word.CHECK: Check.GRANT})
     put(tags.states_P, pages, State.RESERVED)
     put(tags.seals_P, pages, twins.mark_of(pages) ^ UNARRIVED)
     put(arrays.transfers_P, pages, transfer)
+    put(arrays.granted_P, pages, 0)
 
 
 def wire_tags(tags: PageTags, pages: Tensor, checksums: Tensor | None) -> Tensor:
@@ -157,5 +169,4 @@ def accept_arrived(
     ours = torch.stack((held.generations, held.owners, held.indices | (records[:, 2] & ~PLACE_MASK)), 1)
     put(tags.records_P3, pages, ours, is_right)
     put(tags.seals_P, pages, seals ^ twins.mark_of(pages), is_right)
-    spoil_touched(arrays, pages)
     settle_pages(arrays, pages, state, torch.ones_like(is_right))

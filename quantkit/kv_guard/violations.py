@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from quantkit.kv_guard.dispatch import (
     BEYOND,
     FREE_INDEX,
+    HOLE,
     MOST_PAGES,
     NEVER,
     PLACE_MASK,
@@ -154,6 +155,7 @@ _OF_NO_SEAL = {
     PRUNED: Fault.NEVER_GRANTED,
     SHIFTED: Fault.SHIFTED,
     BEYOND: Fault.BEYOND,
+    HOLE: Fault.HOLE,
 }
 _OF_A_CHECK = {
     Check.GRANT: Fault.GRANTED_TWICE,

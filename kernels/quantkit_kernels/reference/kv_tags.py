@@ -14,6 +14,7 @@ from torch import Tensor
 from quantkit_kernels.kv_tag_arrays import (
     BEYOND,
     FREE_INDEX,
+    HOLE,
     NEVER,
     PRUNED,
     SHIFTED,
@@ -184,14 +185,16 @@ def check_pages(
     is_read = index_1L <= last_B1
     if firsts is not None:
         is_read &= index_1L >= torch.minimum(firsts[:, None], last_B1)
+    is_short = (index_1L == most_pages - 1) & (index_1L < last_B1)
+    is_read |= is_short
     rows_B1 = rows[:, None]
     is_listed = is_in(rows_B1, len(table))
     pages, is_shifted = pages_of_table(table, rows, most_pages, page_size, by_token=by_token)
     seals = torch.where(is_read, _expected(expectations, rows_B1, index_1L), NEVER)
-    is_padding = (seals == NEVER) | ((seals == PRUNED) & (firsts is None))
+    is_padding = (seals == NEVER) | ((seals == PRUNED) & (firsts is None) & ~is_short)
     is_read &= (pages != null_page) | ~is_padding | ~is_listed
     seals = torch.where(is_read & is_shifted, SHIFTED, seals)
-    seals = torch.where(is_read & (index_1L == most_pages - 1) & (index_1L < last_B1), BEYOND, seals)
+    seals = torch.where(is_read & is_short, BEYOND, seals)
     openings = opening_word(expectations, rows)[Word.OPENING]
     if captured is not None and most_pages:
         captured.pages_BL[: len(rows), :most_pages] = torch.where(is_read, pages, -1).to(torch.int32)
@@ -268,21 +271,25 @@ def check_writes(
 ) -> None:
     """Does each token go to its own page, at its own place, and does no other row read there?
 
-    ``slots``, ``rows`` and ``positions`` [N] of the tokens that a step stores; below 0 and in ``null_page`` is padding.
-    The step stores them all the same: a page where a token does not belong is spoiled, and fails for all who read it;
-    no tag that lands there later makes it right.
+    ``slots``, ``rows`` and ``positions`` [N] of the tokens that a step stores. Below 0 is padding, and so is a token in
+    ``null_page`` where its row was granted nothing. The step stores them all the same: a page where a token does not
+    belong is spoiled, and fails for all who read it; no tag that lands there later makes it right. Where the token
+    should be is a hole, which fails its row and whoever the row passes it on to.
     """
     slots, rows, positions = _longs(slots=slots, rows=rows, positions=positions)
     check_arrays(tags, expectations, ring, slots)
     check_page_size(page_size)
     pages, indices = slots // page_size, positions // page_size
-    is_stored = (slots >= 0) & (pages != null_page)
     seals, found = _expected(expectations, rows, indices), found_words(tags, pages)
-    is_wrong = (found[Word.FOUND_SEAL] != seals) | is_nothing(seals) | (slots % page_size != positions % page_size)
+    is_stored = (slots >= 0) & ((pages != null_page) | ~is_nothing(seals))
+    is_elsewhere = (found[Word.FOUND_SEAL] != seals) | (slots % page_size != positions % page_size)
+    is_wrong = is_elsewhere | is_nothing(seals)
     is_wrong |= tags.states_P[torch.where(is_in(pages, tags.num_pages), pages, 0)] == State.SHARED
     words = expected_words(expectations, rows, indices, seals) | found | opening_word(expectations, rows)
     words |= {Word.STEP: step, Word.CHECK: Check.WRITE, Word.SLOT: slots, Word.DETAIL: positions}
     append_lines(ring, is_stored & is_wrong, words)
+    is_hole = is_stored & is_elsewhere & ~is_nothing(seals)
+    expectations.seals_RL.index_put_((rows[is_hole], indices[is_hole]), torch.tensor(HOLE, device=rows.device))
     spoiled = pages[is_stored & is_wrong & is_in(pages, tags.num_pages)]
     tags.seals_P.index_put_((spoiled,), mark_of(spoiled) ^ SPOILED)
     tags.states_P.index_fill_(0, spoiled[tags.states_P[spoiled] >= State.AWAITING], State.STRUCK)

@@ -92,8 +92,7 @@ class Aborts:
         if first >= last:
             return
         wait_for(table)
-        pages = table[row, first * page_size : last * page_size : page_size].long() // page_size
-        own = pool.tracker.own_pages(row, first, pages)
+        own = pool.tracker.own_pages(row, first, last - first)
         slots = own.clamp(min=0)[:, None] * page_size + torch.arange(page_size, device=table.device)
         places = slots.reshape(-1)[: table.shape[1] - first * page_size]
         table[row, first * page_size : first * page_size + len(places)] = places.to(table.dtype)

@@ -235,8 +235,8 @@ def test_generations_are_counted_round(num_left):
     for tokens in range(0, 100, 10):
         pool.begin(0, range(tokens, tokens + 8), [3, 4])
         assert pool.run(0).violations == ()
+        assert not (pool.tracker.tags.records_P3[:, 0] == 0).any()
         pool.end(0, 3, 4)
-    assert not (pool.tracker.tags.records_P3[:, 0] == 0).any()
 
 
 def test_halt_raises_and_log_goes_on():

@@ -33,11 +33,10 @@ def late_transfer(world: World, injection: Injection) -> Iterator[None]:
     land before the release the rest comes at once: where a whole step lies between the content and the tag behind it,
     as with a gap of the link's, no tag can name it in time.
     """
-    is_waited_for = world.random.random() < 0.5
+    is_waited_for, link = world.random.random() < 0.5, world.link
+    assert link is not None, "nothing is transferred"
 
     def find() -> tuple[Transfer, Lane] | None:
-        link = world.link
-        assert link is not None, "nothing is transferred"
         for transfer in link.transfers:
             if not transfer.lanes and world.decode.stream.num_run >= transfer.granted:
                 link.tell(transfer)
@@ -56,7 +55,7 @@ def late_transfer(world: World, injection: Injection) -> Iterator[None]:
     for _ in range(world.random.choice((0, 0, 1, 2))):
         if len(lane.parts) > 2:
             lane.parts.popleft()()  # it has begun
-            lane.at_once = not world.link.gap
+            lane.at_once = not link.gap
     if is_waited_for:
         claim(world, injection, lane.pages, [])
         _release(world, transfer, is_drained=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from quantkit.cli import render
 from quantkit.cli.document import head
 from quantkit.kv_guard.explain import explanation, found_faults
+from quantkit.kv_guard.names import one_line
 
 if TYPE_CHECKING:
     from quantkit.kv_guard.dump import Dump
@@ -31,12 +32,13 @@ def show_dump(path: Path, dump: "Dump", report: "DumpReport", *, as_json: bool) 
         render.show_json(document)
         return
     identity = dump.identity
-    render.show_line(f"{path}: pool {identity.pool} of {identity.model}, {identity.layout}")
+    what = one_line(f"pool {identity.pool} of {identity.model}, {identity.layout}")
+    render.show_line(f"{path}: {what}")
     states = f"{report.num_held:,} held, {report.num_shared:,} shared, {report.num_free:,} free"
     checked = f"{report.num_checked:,} checked for {len(dump.step.rows):,} requests"
     render.show_line(f"{dump.size.num_pages:,} pages: {states}; {checked}")
     rows = [
-        [one.request or "", str(one.evidence.index), str(one.evidence.page), str(one.fault)]
+        [one_line(one.request or ""), str(one.evidence.index), str(one.evidence.page), str(one.fault)]
         for one in report.violations[:_MOST_ROWS]
     ]
     render.show_table("not what was granted", ["request", "logical page", "page", "fault"], rows)

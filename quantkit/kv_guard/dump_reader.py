@@ -1,7 +1,7 @@
 """A dump is read back: what was cut, changed or made by another version is a named error."""
 
 import json
-from dataclasses import fields
+from dataclasses import astuple, fields
 from pathlib import Path
 
 import torch
@@ -41,7 +41,9 @@ def read_dump(path: Path) -> Dump:
         identity = PoolIdentity(**document["identity"])
         size = PoolSize(**document["size"])
         names = {int(row): str(name) for row, name in document["names"].items()}
-        return _checked_dump(tensors, identity, size, names, bool(document["by_token"]))
+        if type(document["by_token"]) is not bool or not all(type(one) is str for one in astuple(identity)):
+            raise TypeError("identity is text, and by_token true or false")
+        return _checked_dump(tensors, identity, size, names, document["by_token"])
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise SourceError(
             f"a part of it is missing or is another: {first_line(error)}", remedy="dump the pool again", file=path

@@ -1,6 +1,7 @@
 """Violations as JSON lines: the evidence, and no content of a user's. What a line says has `explain.py` in words."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -98,7 +99,8 @@ def _is_incident(incident: Any) -> bool:
         and _has_time(incident)
         and isinstance(incident["request"], str | None)
         and (incident["index"] is None or type(incident["index"]) is int)
-        and all(isinstance(tag, dict) and tag.keys() >= {"generation", "owner", "index"} for tag in tags)
+        and (incident["row"] is None or type(incident["row"]) is int)
+        and all(_is_tag(tag) for tag in tags)
     )
 
 
@@ -107,3 +109,11 @@ def _has_time(incident: Mapping[str, Any]) -> bool:
         return isinstance(incident["time"], str) and bool(time_of(incident))
     except (ValueError, OverflowError):
         return False
+
+
+def _is_tag(tag: Any) -> bool:
+    if not isinstance(tag, dict) or not tag.keys() >= {"generation", "owner", "index"}:
+        return False
+    return (tag["index"] is None or type(tag["index"]) is int) and all(
+        isinstance(tag[name], str) and re.fullmatch("[0-9a-f]{16}", tag[name]) for name in ("generation", "owner")
+    )

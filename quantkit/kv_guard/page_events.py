@@ -12,8 +12,10 @@ from quantkit.kv_guard.dispatch import (
     HOLE,
     MOST_PAGES,
     NEVER,
+    PRUNED,
     SHIFTED,
     SPOILED,
+    UNGRANTED,
     Captured,
     Check,
     Expectations,
@@ -79,10 +81,15 @@ def is_shared(tags: PageTags, pages: Tensor) -> Tensor:
     return states_of(tags, pages) == State.SHARED
 
 
+def every_page(tags: PageTags) -> Tensor:
+    """Of a pool."""
+    return torch.arange(tags.num_pages, device=tags.states_P.device)
+
+
 def free_all(tags: PageTags, first_generation: int) -> None:
     """Whatever they were."""
     tags.states_P.fill_(State.FREE)
-    pages = torch.arange(tags.num_pages, device=tags.states_P.device)
+    pages = every_page(tags)
     granted = twins.generations(first_generation, len(pages), pages.device)
     twins.put_tags(tags, pages, torch.stack((granted, torch.zeros_like(granted), granted * 0 + FREE_INDEX), 1))
 
@@ -105,7 +112,19 @@ def expect(expectations: Expectations, rows: Tensor, indices: Tensor, held: Held
     put(expectations.details_RL2.view(-1, 2), places, torch.stack((held.generations, held.owners), 1))
 
 
-def forget(expectations: Expectations, rows: Tensor, which_NL: Tensor, instead: int) -> None:
+def truncate(expectations: Expectations, rows: Tensor, num_pages: Tensor) -> None:
+    """Rows keep their first pages."""
+    indices = torch.arange(expectations.seals_RL.shape[1], device=rows.device)
+    _forget(expectations, rows, indices >= num_pages[:, None], UNGRANTED)
+
+
+def prune(expectations: Expectations, rows: Tensor, firsts: Tensor) -> None:
+    """Rows keep their pages from the first on."""
+    indices = torch.arange(expectations.seals_RL.shape[1], device=rows.device)
+    _forget(expectations, rows, indices < firsts[:, None], PRUNED)
+
+
+def _forget(expectations: Expectations, rows: Tensor, which_NL: Tensor, instead: int) -> None:
     """Logical pages of rows are expected no more. One that is named twice forgets what either entry says; one that is
     not open was granted nothing."""
     is_same = (rows[:, None] == rows[None]).to(torch.float32)

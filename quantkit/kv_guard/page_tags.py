@@ -10,7 +10,6 @@ from torch import Tensor
 from quantkit.kv_guard import page_events, transfer_events
 from quantkit.kv_guard.dispatch import (
     NEVER,
-    PRUNED,
     UNGRANTED,
     Captured,
     Expectations,
@@ -85,7 +84,6 @@ class PageTagTracker:
     ) -> None:
         drawn = self._next_generations(len(pages)) if first_generation is None else first_generation
         if self._has_transfers:
-            transfer_events.count_gone(self._arrays, pages)  # of those that wait, and are granted all the same
             transfer_events.check_untouched(self._arrays, pages, self._subject(rows) | {Word.INDEX: indices})
         self._ops.grant_pages(
             self.tags,
@@ -99,13 +97,12 @@ class PageTagTracker:
             step=self._verdicts.step,
         )
         if self._has_transfers:
-            put(self._arrays.granted_P, pages, twins.generations(drawn, len(pages), pages.device))
-            transfer_events.spoil_touched(self._arrays, pages)
+            granted = twins.generations(drawn, len(pages), pages.device)
+            transfer_events.take_over(self._arrays, pages, granted)
 
     def release(self, pages: Tensor) -> None:
         if self._has_transfers:
             transfer_events.check_over(self._arrays, pages, self._subject(-1))
-            put(self._arrays.granted_P, pages, 0)
         first = self._next_generations(len(pages))
         self._ops.release_pages(self.tags, self._arrays.ring, pages, first_generation=first, step=self._verdicts.step)
 
@@ -141,30 +138,21 @@ class PageTagTracker:
         page_events.leave_holes(self.expectations, to_rows, indices, ~is_held)
 
     def truncate(self, rows: Tensor, num_pages: Tensor) -> None:
-        page_events.forget(self.expectations, rows, self._indices(rows) >= num_pages[:, None], UNGRANTED)
+        page_events.truncate(self.expectations, rows, num_pages)
 
     def prune(self, rows: Tensor, firsts: Tensor) -> None:
-        page_events.forget(self.expectations, rows, self._indices(rows) < firsts[:, None], PRUNED)
+        page_events.prune(self.expectations, rows, firsts)
 
     def clear(self) -> None:
         self._verdicts.openings.clear()
         self.expectations.seals_RL.fill_(NEVER)
         self.expectations.openings_R.fill_(0)
         if self._has_transfers:
-            every = torch.arange(self.tags.num_pages, device=self.tags.seals_P.device)
-            transfer_events.check_over(self._arrays, every, self._subject(-1))
-            self._arrays.granted_P.fill_(0)
+            transfer_events.check_over(self._arrays, page_events.every_page(self.tags), self._subject(-1))
         page_events.free_all(self.tags, self._next_generations(self.tags.num_pages))
 
-    def _begin_transfers(self) -> None:
-        """Until the first of them a page's record says under which generation it was granted."""
-        if not self._has_transfers:
-            self._has_transfers = True
-            self._arrays.granted_P.copy_(self.tags.records_P3[:, 0])
-
     def announce(self, pages: Tensor, transfer: int) -> None:
-        assert 0 <= transfer < 1 << 63, transfer
-        self._begin_transfers()
+        self._begin_transfer(transfer)
         transfer_events.await_pages(self._arrays, pages, transfer, self._subject(-1))
 
     def drained(self, pages: Tensor, transfer: int) -> None:
@@ -174,8 +162,7 @@ class PageTagTracker:
         put(self._arrays.gone_P, pages, 0)
 
     def reserve(self, pages: Tensor, transfer: int) -> None:
-        assert 0 <= transfer < 1 << 63, transfer
-        self._begin_transfers()
+        self._begin_transfer(transfer)
         transfer_events.reserve_pages(self._arrays, pages, transfer, self._subject(-1))
 
     def send(self, pages: Tensor, held: Held, checksums: Tensor | None = None) -> Tensor:
@@ -186,7 +173,7 @@ class PageTagTracker:
         return transfer_events.wire_tags(self.tags, pages, None)
 
     def land(self, pages: Tensor, tags: Tensor) -> None:
-        self._begin_transfers()
+        self._begin_transfer()
         transfer_events.land_tags(self.tags, pages, tags)
 
     def sent(self, pages: Tensor, held: Held) -> None:
@@ -289,11 +276,15 @@ class PageTagTracker:
         assert self._launched is None, "a step is running"
         return self._verdicts.settle()
 
+    def _begin_transfer(self, transfer: int = 0) -> None:
+        """Until the first of them a page's record says under which generation it was granted."""
+        assert 0 <= transfer < 1 << 63, transfer
+        if not self._has_transfers:
+            self._has_transfers = True
+            self._arrays.granted_P.copy_(self.tags.records_P3[:, 0])
+
     def _subject(self, rows: Tensor | int) -> Words:
         return page_events.subject(self.expectations, rows, self._verdicts.step)
-
-    def _indices(self, beside: Tensor) -> Tensor:
-        return torch.arange(self.settings.size.most_pages, device=beside.device)[None]
 
     def _next_generations(self, count: int) -> int:
         """The first of ``count`` numbers that nothing was granted under, of 2^64; 0 is left out."""

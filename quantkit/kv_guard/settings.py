@@ -7,7 +7,7 @@ from quantkit.kv_guard.identity import PoolIdentity
 from quantkit.kv_guard.tracker import KvGuardError, Mode
 
 # of a tracker's arrays (kv_tag_arrays.py, page_arrays.py)
-_BYTES_A_PAGE = 49  # tag, state and transfers
+_BYTES_A_PAGE = 57  # tag, state, and what is known of grants and transfers
 _BYTES_A_PLACE = 36  # a row's logical page: what it expects, and what a launched step captures
 _BYTES_A_ROW = 16  # openings, expected and captured
 

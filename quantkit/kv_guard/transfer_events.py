@@ -31,12 +31,13 @@ def is_waiting(tags: PageTags, pages: Tensor) -> Tensor:
 
 
 def check_untouched(arrays: PageArrays, pages: Tensor, of: Words) -> None:
-    """No transfer writes to pages that are handed out now.
+    """No transfer writes to pages that are handed out now; not even to one that waits, and is handed out all the same.
 
     One is touched if a transfer that was announced for a former holder may still write there, or if a tag has landed
     since its release.
     """
     tags = arrays.tags
+    count_gone(arrays, pages)
     found, records = twins.found_words(tags, pages), read(tags.records_P3, pages, 0)
     is_free = (records[:, 2] & PLACE_MASK) == FREE_INDEX
     is_own = found[Word.FOUND_SEAL] == twins.record_seals(records)
@@ -53,6 +54,7 @@ def check_over(arrays: PageArrays, pages: Tensor, of: Words) -> None:
     words = of | twins.found_words(arrays.tags, pages) | {Word.CHECK: Check.LANDING}
     twins.append_lines(arrays.ring, is_awaiting, words)
     count_gone(arrays, pages)
+    put(arrays.granted_P, pages, 0)
 
 
 def count_gone(arrays: PageArrays, pages: Tensor) -> None:
@@ -60,8 +62,10 @@ def count_gone(arrays: PageArrays, pages: Tensor) -> None:
     put(arrays.gone_P, pages, read(arrays.gone_P, pages, 0) + 1, is_waiting(arrays.tags, pages))
 
 
-def spoil_touched(arrays: PageArrays, pages: Tensor) -> None:
-    """Where a late transfer may write nobody passes: not whoever was told, nor who shares the page with him later."""
+def take_over(arrays: PageArrays, pages: Tensor, granted: Tensor) -> None:
+    """Pages were granted, under these generations. Where a late transfer may write nobody passes: not whoever was told,
+    nor who shares the page with him later."""
+    put(arrays.granted_P, pages, granted)
     spoil(arrays.tags, pages, read(arrays.touched_P, pages, False))
 
 
@@ -113,7 +117,6 @@ def reserve_pages(arrays: PageArrays, pages: Tensor, transfer: int, of: Words) -
     Who held one reads nothing there any more, as it will be overwritten.
     """
     tags = arrays.tags
-    count_gone(arrays, pages)
     check_untouched(arrays, pages, of)
     is_held = (states_of(tags, pages) != State.FREE) | twins.is_repeated(pages)
     twins.append_lines(arrays.ring, is_held, of | twins.found_words(tags, pages) | {Word.CHECK: Check.GRANT})

@@ -62,7 +62,7 @@ def test_what_a_guard_writes_can_be_tried_without_an_engine(tmp_path):
     result = run("kv-guard", "inspect", directory / "pool.safetensors", "--json")
     made = document(result, "kv-guard")
     found = {(one["request"], one["fault"]) for one in made["violations"]}
-    wanted = {("chat-18", "other_owner"), ("agent-2", "never_granted"), ("batch-4", "spoiled")}
+    wanted = {("chat-18", "other_owner"), ("agent-2", "never_granted"), ("batch-4", "hole")}
     assert (result.returncode, found, len(made["spoiled"]), made["stray"]) == (4, wanted, 1, [])
     assert 'fault="freed"} 2' in (directory / "kv.prom").read_text()
     again = run("kv-guard", "selftest", "--keep", directory)

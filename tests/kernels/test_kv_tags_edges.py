@@ -12,6 +12,7 @@ from quantkit_kernels import kv_tags, reference
 from quantkit_kernels.kv_tag_arrays import (
     BEYOND,
     FIRST_SEAL,
+    HOLE,
     PRUNED,
     SHIFTED,
     SPOILED,
@@ -85,7 +86,9 @@ def test_a_page_is_spoiled_by_a_token_that_does_not_belong_there(num_others, mod
     pool.run(
         module, "check_pages", table, numbers([0, 1], device), numbers([4, 4], device), **PAGED | {"most_pages": 1}
     )
-    assert [(line[Word.ROW], line[Word.FOUND_SEAL]) for line in pool.lines[before:]] == [(0, SPOILED)]
+    found = sorted((line[Word.ROW], line[Word.FOUND_SEAL], line[Word.EXPECTED_SEAL]) for line in pool.lines[before:])
+    assert found[0][:2] == (0, SPOILED)
+    assert [(row, expected) for row, _, expected in found[1:]] == [(1, HOLE)]  # its token is not where it should be
 
 
 @BOTH

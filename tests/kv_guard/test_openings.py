@@ -84,15 +84,22 @@ def step_of(pool, length, most_pages, firsts=None):
     )
 
 
-@pytest.mark.parametrize(("length", "most_pages"), [(9, 2), (16, 3), (1, 0)])
-def test_a_row_that_is_longer_than_the_engine_said(length, most_pages):
+@pytest.mark.parametrize(
+    ("length", "most_pages", "first"), [(9, 2, None), (16, 3, None), (1, 0, None), (16, 2, 1), (16, 2, 2), (16, 2, 9)]
+)
+@pytest.mark.parametrize("is_pruned", [False, True])
+def test_a_row_that_is_longer_than_the_engine_said(length, most_pages, first, is_pruned):
     """The pages behind are not looked at, so that nobody can say that they are right."""
-    pool = Pool()
+    pool = Pool(null_page=0)
     pool.begin(0, range(16), [3, 4, 5, 6])
-    number = pool.tracker.before_step(step_of(pool, length, most_pages))
+    if is_pruned and most_pages:
+        pool.tracker.prune(numbers(0), numbers(most_pages))
+        pool.table[0, :most_pages] = 0
+    number = pool.tracker.before_step(step_of(pool, length, most_pages, first))
     pool.tracker.after_step()
     expected = [(Fault.BEYOND, "before_step"), (Fault.BEYOND, "after_step")] if most_pages else []
-    assert [one[:2] for one in faults(pool.tracker.verdict(number))] == expected
+    found = [one[:2] for one in faults(pool.tracker.verdict(number))]
+    assert [one for one in found if one[0] != Fault.NEVER_GRANTED] == expected
 
 
 def test_the_last_page_is_read_wherever_a_window_begins():
@@ -142,3 +149,14 @@ def test_rows_expect_nothing_behind_a_clear():
     pool.tracker.clear()
     pool.table[0] = 0
     assert pool.run(0).violations == ()
+
+
+@pytest.mark.parametrize("row", [-1, 3, 4])
+def test_a_row_that_is_nobodys_ends_the_whole_batch(row):
+    """Its tokens may be anybody's."""
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    step = Step(table=pool.table, rows=numbers(row, 0), lengths=numbers(4, 4), most_pages=1)
+    number = pool.tracker.before_step(step)
+    pool.tracker.after_step()
+    assert pool.tracker.verdict(number).aborted == ("r0",)

@@ -65,7 +65,7 @@ def test_rows_and_places_that_there_are_none_of_expect_nothing(row, index):
     pool.tracker.share(rows, indices, held)
     pool.tracker.arrive(pages, rows, indices)
     assert [one.check for one in pool.tracker.settle().violations] == ["arrival"]
-    assert pool.tracker.own_pages(row, index, numbers(7)).tolist() == [-1]
+    assert pool.tracker.own_pages(row, index, 1).tolist() == [-1]
     if index == 0:
         pool.tracker.truncate(rows, numbers(0))
         pool.tracker.prune(rows, numbers(4))

@@ -23,16 +23,15 @@ def test_no_row_gives_back_what_is_reserved_or_what_another_had(first):
     pool.tracker.close(1)  # and page 5 waits to be released
     pool.tracker.reserve(numbers(6), 1)
     pool.tracker.land(numbers(6), sent())
-    for named in (5, 6, 3, 9):
-        assert pool.tracker.own_pages(0, 0, 2).tolist() == [-1, 4]
+    assert pool.tracker.own_pages(0, 0, 2).tolist() == [-1, 4]
 
 
-def test_no_page_is_given_back_twice():
+def test_a_row_gives_back_its_pages_whatever_has_landed_there():
     pool = Pool()
     pool.begin(0, range(8), [3, 4])
     pool.tracker.land(numbers(3), numbers(11, 12, 13, 1).reshape(1, 4))
     pool.tracker.land(numbers(4), numbers(11, 12, 13, 1).reshape(1, 4))
-    assert pool.tracker.own_pages(0, 0, 2).tolist() == [3, -1]
+    assert pool.tracker.own_pages(0, 0, 2).tolist() == [3, 4]
     pool.begin(1, range(50, 58), [5, 6])
     assert pool.tracker.own_pages(1, 0, 2).tolist() == [5, 6]
 
@@ -76,8 +75,7 @@ def test_no_row_gives_back_what_is_free_whatever_has_landed_there():
     own = pool.tracker.lift(numbers(3))
     pool.tracker.release(numbers(3))
     pool.tracker.land(numbers(3, 9), own.repeat(2, 1))
-    for named in (3, 9):
-        assert pool.tracker.own_pages(0, 0, 2).tolist() == [-1, 4]
+    assert pool.tracker.own_pages(0, 0, 2).tolist() == [-1, 4]
 
 
 def test_no_row_gives_back_anothers_page_whose_record_alone_was_written_over():
@@ -87,3 +85,19 @@ def test_no_row_gives_back_anothers_page_whose_record_alone_was_written_over():
     pool.tracker.release(numbers(3))
     pool.tracker.tags.records_P3[5] = numbers(1, 2, 0)
     assert pool.tracker.own_pages(0, 0, 2).tolist() == [-1, 4]
+
+
+def test_a_row_gives_back_its_own_of_two_pages_to_which_transfers_have_come():
+    pool = Pool()
+    for row, page in ((0, 3), (1, 5)):
+        pool.begin(row, range(4), [page])
+        pool.tracker.announce(numbers(page), row)
+    pool.tracker.land(numbers(3, 5), sent().repeat(2, 1))
+    assert [pool.tracker.own_pages(row, 0, 1).tolist() for row in (0, 1)] == [[3], [5]]
+
+
+def test_a_row_gives_back_a_page_with_a_hole():
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    pool.tracker.check_writes(numbers(9 * PAGE_SIZE), numbers(0), numbers(0))
+    assert pool.tracker.own_pages(0, 0, 1).tolist() == [3]

@@ -225,7 +225,9 @@ def test_a_page_that_was_written_to_by_another_passes_for_nobody():
     verdict = pool.run(0, 1, 2)
     named = {(one.request, one.check, one.evidence.page) for one in verdict.violations}
     assert named == {("r1", "write", 4)} | {
-        (who, when, 4) for who in ("r0", "r2") for when in ("before_step", "after_step")
+        (who, when, page)
+        for who, page in (("r0", 4), ("r2", 4), ("r1", 5))  # and where r1's token should be is a hole
+        for when in ("before_step", "after_step")
     }
 
 

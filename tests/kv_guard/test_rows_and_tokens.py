@@ -28,11 +28,34 @@ def test_a_token_in_another_requests_page_spoils_it_for_that_one():
     assert pool.run(1).violations == ()
 
 
-@pytest.mark.parametrize("slot", [-1, 0, 4 * PAGE_SIZE + 1])
-def test_padding_and_a_rows_own_token_spoil_nothing(slot):
+@pytest.mark.parametrize(("slot", "row"), [(-1, 0), (0, 2), (4 * PAGE_SIZE + 1, 0)])
+def test_padding_and_a_rows_own_token_spoil_nothing(slot, row):
     pool = Pool(null_page=0)
     pool.begin(0, range(6), [3, 4])
+    write(pool, slot, row, 5)
+    assert pool.run(0).violations == ()
+
+
+@pytest.mark.parametrize("slot", [0, 6 * PAGE_SIZE + 1, 4 * PAGE_SIZE + 2])
+def test_a_token_that_was_stored_elsewhere_leaves_a_hole_for_all_who_read_there(slot):
+    """In the null page, in another's, in its own at another offset. What lies in its place is somebody's former token:
+    neither the row nor whoever it passes the page on to may read it."""
+    pool = Pool(null_page=0)
+    pool.begin(0, range(8), [3, 4])
+    pool.begin(1, range(50, 56), [5, 6])
+    step = pool.launch(0)
     write(pool, slot, 0, 5)
+    pool.tracker.after_step()
+    held = pool.tracker.cache(numbers(3, 4), numbers(0, 0), numbers(0, 1))
+    pool.tracker.open(2, "r2")
+    pool.tracker.share(numbers(2, 2), numbers(0, 1), held)
+    pool.table[2, :2], pool.lengths[2] = torch.tensor([3, 4]), 8
+    assert "r0" in pool.tracker.verdict(step).aborted
+    verdict = pool.run(0, 2)
+    assert (Fault.HOLE, "before_step", "r0", 4) in faults(verdict)
+    assert [one[1] for one in faults(verdict) if one[2] == "r2"] == ["before_step", "after_step"]
+    pool.end(0, 3, 4)
+    pool.begin(0, range(8), [3, 4])
     assert pool.run(0).violations == ()
 
 

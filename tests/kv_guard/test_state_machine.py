@@ -230,6 +230,8 @@ class Books(RuleBasedStateMachine):
             self.has_transfers = True
             if page in self.waiting:
                 self.events.add((None, None, "announcement"))
+                self.gone.setdefault(page, set()).add(self.count)
+                self.touched.add((page, self.lives[page]))
                 return
             self.waiting[page] = self.count
             if self.landed.pop(page, None):
@@ -327,6 +329,8 @@ class Books(RuleBasedStateMachine):
         self.spoiled.add((page, self.lives[page]))
         if page in self.waiting:
             self.struck.add(page)
+        if own:  # where the token should be is a hole, which nothing fills
+            self.rows[row][0] = own[0][0], -1
 
     @rule()
     def clear(self):

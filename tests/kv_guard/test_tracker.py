@@ -27,7 +27,7 @@ def test_a_tracker_is_what_the_settings_say():
 @pytest.mark.parametrize("size", [SIZE, PoolSize(num_pages=17, page_size=4, num_rows=5, most_pages=3)])
 def test_the_bytes_of_a_pool_are_those_of_its_arrays(size):
     tracker = PageTagTracker(GuardSettings(identity=IDENTITY, size=size))
-    ring = sum(array.nbytes for array in arrays_in([tracker._ring]))
+    ring = sum(array.nbytes for array in arrays_in([tracker._arrays.ring]))
     assert size.num_bytes == sum(array.nbytes for array in arrays_in(vars(tracker).values())) - ring
 
 

@@ -145,7 +145,7 @@ def test_a_source_that_is_given_to_another_while_it_is_read():
 def test_a_page_that_is_reserved_twice():
     one = HostAndPool()
     one.host.tracker.reserve(numbers(5), 9)
-    assert one.host_faults() == [(Fault.GRANTED_TWICE, "grant")]
+    assert one.host_faults() == [(Fault.LANDING, "landing"), (Fault.GRANTED_TWICE, "grant")]
 
 
 def test_a_fork_that_copies_what_is_not_its_parents():

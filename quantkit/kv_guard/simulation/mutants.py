@@ -141,9 +141,9 @@ class _NotAsked(PageTagTracker):
     """Whether a row holds what it gives to a node is not asked."""
 
     def cache(self, pages: Tensor, rows: Tensor, indices: Tensor) -> Held:
-        before = self._ring.count_1.clone()
+        before = self._arrays.ring.count_1.clone()
         held = super().cache(pages, rows, indices)
-        self._ring.count_1.copy_(before)
+        self._arrays.ring.count_1.copy_(before)
         self.tags.states_P[pages] = State.SHARED
         return held
 

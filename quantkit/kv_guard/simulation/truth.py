@@ -27,6 +27,7 @@ class NoGrant(IntEnum):
     NOTHING = 0  # of a row that is not open
     NOT_YET = -1  # of one that is
     LEFT_BEHIND = -2  # by a window
+    HOLE = -3  # what should be there was stored elsewhere, or copied from elsewhere
 
 
 class Taint(IntEnum):
@@ -80,7 +81,6 @@ class TrueBooks:
         self.expected_RL = torch.zeros(num_rows, most_pages, dtype=torch.int64)
         self.names: dict[int, str] = {}
         self._num_grants = 0
-        self.has_transfers = False  # until the first is announced a guard does not look for what lands on free pages
 
     def forget_gone(self) -> None:
         """Every transfer is over."""
@@ -110,6 +110,12 @@ class TrueBooks:
         is_sure |= self.is_tagged_P[safe] | has_not_come
         return is_sure, is_sure | (taints != Taint.NONE)
 
+    def count_gone(self, pages: Tensor) -> None:
+        """Their holder waits no more for what they wait for."""
+        for page, transfer in zip(pages.tolist(), self.waits_for_P[pages].tolist(), strict=True):
+            if transfer != NO_TRANSFER:
+                self._gone[page].add(transfer)
+
     def is_dirty(self, pages: Tensor) -> Tensor:
         """Where a transfer to a former holder may still write."""
         return torch.tensor([bool(self._gone[page]) for page in pages.tolist()], dtype=torch.bool)
@@ -126,20 +132,21 @@ class TrueBooks:
 
     def release(self, pages: Tensor) -> None:
         """Of whatever was written there nothing is left that concerns anybody."""
-        for page, transfer in zip(pages.tolist(), self.waits_for_P[pages].tolist(), strict=True):
-            if transfer != NO_TRANSFER:
-                self._gone[page].add(transfer)
+        self.count_gone(pages)
         self.grants_P[pages] = NoGrant.FREE
         self.taints_P[pages] = self.landed_P[pages] = Taint.NONE
         self.is_shared_P[pages] = self.is_tagged_P[pages] = self.is_struck_P[pages] = False
         self.waits_for_P[pages] = NO_TRANSFER
 
     def announce(self, pages: Tensor, transfer: int) -> Tensor:
-        """It may write to pages that one row holds; which those are, bool [N]."""
-        self.has_transfers = True
-        is_held = (
-            (self.grants_P[pages] != NoGrant.FREE) & ~self.is_shared_P[pages] & (self.waits_for_P[pages] == NO_TRANSFER)
-        )
+        """It may write to pages that one row holds; which those are, bool [N]. Others it spoils, now or later."""
+        is_waiting = self.waits_for_P[pages] != NO_TRANSFER
+        is_held = (self.grants_P[pages] != NoGrant.FREE) & ~self.is_shared_P[pages] & ~is_waiting
+        for page in pages[~is_held & ~is_repeated(pages)].tolist():
+            self._gone[page].add(transfer)
+        self.is_touched_P[pages] |= is_waiting
+        is_shared = self.is_shared_P[pages]
+        self.taints_P[pages] = torch.where(is_shared, Taint.SURE, self.taints_P[pages])
         self.waits_for_P[pages] = torch.where(is_held, transfer, self.waits_for_P[pages])
         self.is_tagged_P[pages] &= ~is_held
         return is_held
@@ -150,6 +157,8 @@ class TrueBooks:
             self._gone[page].discard(transfer)
         is_over = self.waits_for_P[pages] == transfer
         self.waits_for_P[pages] = torch.where(is_over, NO_TRANSFER, self.waits_for_P[pages])
+        is_spoiled = is_over & (self.is_struck_P[pages] | self.is_touched_P[pages])
+        self.taints_P[pages] = torch.where(is_spoiled, Taint.SURE, self.taints_P[pages])
         self.is_struck_P[pages] &= ~is_over
 
     def land(self, pages: Tensor, transfer: int, taints: Tensor, *, is_tag: bool) -> None:
@@ -157,13 +166,12 @@ class TrueBooks:
         is_right = self.waits_for_P[pages] == transfer
         is_free = self.grants_P[pages] == NoGrant.FREE
         stray = torch.full_like(pages, Taint.SURE if is_tag else Taint.PERHAPS)
-        landed = stray if self.has_transfers else stray.clamp(max=Taint.PERHAPS)
         now = self.taints_P[pages]
         now = torch.where(self.is_struck_P[pages], now, now.clamp(max=Taint.PERHAPS)) if is_tag else now
         brought = taints if is_tag else taints.clamp(max=Taint.PERHAPS)
         wrong = torch.where(is_free, self.taints_P[pages], torch.maximum(self.taints_P[pages], stray))
         self.taints_P[pages] = torch.where(is_right, torch.maximum(now, brought), wrong)
-        self.landed_P[pages] = torch.where(is_free, torch.maximum(self.landed_P[pages], landed), self.landed_P[pages])
+        self.landed_P[pages] = torch.where(is_free, torch.maximum(self.landed_P[pages], stray), self.landed_P[pages])
         if is_tag:
             self.is_tagged_P[pages] |= is_right
 

@@ -95,8 +95,10 @@ class Watched:
         self.guard.fork(row, to_row, pages)
 
     def copied(self, sources: Tensor, rows: Tensor, indices: Tensor, to_rows: Tensor) -> None:
-        grants = self.books.expected(rows, indices)
-        self.truth.note("holder", sources, self.books.is_other(sources, grants), to_rows, indices)
+        books = self.books
+        is_other = books.is_other(sources, books.expected(rows, indices))
+        self.truth.note("holder", sources, is_other, to_rows, indices)
+        books.expected_RL[to_rows[is_other[0]], indices[is_other[0]]] = NoGrant.HOLE
         self.guard.copied(sources, rows, indices, to_rows)
 
     def truncate(self, rows: Tensor, num_pages: Tensor) -> None:
@@ -134,11 +136,11 @@ class Watched:
 
     def reserve(self, pages: Tensor, transfer: int) -> None:
         books = self.books
+        books.count_gone(pages)
         self._note_touched(pages, None, None)
         is_held = (books.grants_P[pages] != NoGrant.FREE) | is_repeated(pages)
         self.truth.note("grant", pages, (is_held, is_held))
         books.grant(pages, books.next_grants(len(pages)))
-        books.has_transfers = True
         books.waits_for_P[pages] = transfer
         self.guard.reserve(pages, transfer)
 
@@ -191,11 +193,15 @@ class Watched:
     def check_writes(self, slots: Tensor, rows: Tensor, positions: Tensor) -> None:
         books, size = self.books, self.books.page_size
         pages, indices = slots // size, positions // size
-        is_stored = (slots >= 0) & (pages != self._null_page)
+        grants = books.expected(rows, indices)
+        is_stored = (slots >= 0) & ((pages != self._null_page) | (grants > 0))
         is_inside = (pages >= 0) & (pages < books.num_pages)
-        is_sure, is_possible = books.is_other(pages, books.expected(rows, indices))
-        is_sure |= (slots % size != positions % size) | books.is_shared_P[torch.where(is_inside, pages, 0)]
+        is_sure, is_possible = books.is_other(pages, grants)
+        is_elsewhere = is_sure | (slots % size != positions % size)
+        is_sure = is_elsewhere | books.is_shared_P[torch.where(is_inside, pages, 0)]
         self.truth.note("write", pages, (is_sure & is_stored, (is_sure | is_possible) & is_stored), rows, indices)
+        is_hole = is_elsewhere & is_stored & (grants > 0)
+        books.expected_RL[rows[is_hole], indices[is_hole]] = NoGrant.HOLE
         spoiled = pages[is_sure & is_stored & is_inside]
         books.taints_P[spoiled] = torch.where(books.grants_P[spoiled] == NoGrant.FREE, Taint.NONE, Taint.SURE)
         books.is_struck_P[spoiled] |= books.waits_for_P[spoiled] != NO_TRANSFER
@@ -216,6 +222,7 @@ class Watched:
 
     def _grant(self, pages: Tensor, rows: Tensor, indices: Tensor) -> None:
         books, grants = self.books, self.books.next_grants(len(pages))
+        books.count_gone(pages)
         self._note_touched(pages, rows, indices)
         is_held = (books.grants_P[pages] != NoGrant.FREE) | is_repeated(pages)
         self.truth.note("grant", pages, (is_held, is_held), rows, indices)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quantkit.kv_guard.engines.columns import columns_on
-from quantkit.kv_guard.engines.sglang.events import DeferredCalls
+from quantkit.kv_guard.engines.sglang.events import DeferredCalls, wait_for
 from quantkit.kv_guard.engines.sglang.inbox import Inbox
 from quantkit.kv_guard.engines.sglang.kept_pages import KeptPages
 from quantkit.kv_guard.engines.sglang.prefixes import Prefixes, salt_of
@@ -76,7 +76,14 @@ class GuardedPool:
         self.events.add(self._arrive, row, first, slots)
 
     def drained(self, row: int, slots: Tensor) -> None:
-        """No transfer writes any more to a row's pages that were to await one; ``slots`` are the first ones."""
+        """No transfer writes any more to a row's pages that were to await one; ``slots`` are the first ones.
+
+        What it has left in the inbox goes at once, while nobody else can have the pages: it would pass for what another
+        transfer of the same prompt is to bring. Waits for the device.
+        """
+        if self.inbox is not None:
+            self.inbox.empty(self._pages_of(slots))
+            wait_for(slots)
         self.events.add(self._drained, row, slots)
 
     def fill(self, row: int, slots: Tensor) -> None:
@@ -141,7 +148,7 @@ class GuardedPool:
         self.tracker.arrive(pages, torch.full_like(indices, row), indices)
 
     def _drained(self, row: int, slots: Tensor) -> None:
-        """What lies in the inbox stays: the pages' next holder may have them already, and his tags have come."""
+        """What lies in the inbox by now stays: the pages' next holder may have them, and his tags have come."""
         self.tracker.drained(self._pages_of(slots), row)
 
     def _fill(self, row: int, slots: Tensor) -> None:

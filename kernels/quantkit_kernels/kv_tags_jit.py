@@ -62,7 +62,7 @@ def _judge(  # type: ignore[no-untyped-def]
 ):
     """A line for each page whose seal is not what its row expects, or that is wrong whatever its seal is.
 
-    Returns which are bad, bool [BLOCK], and the seals that were found.
+    Returns whether any is bad, which are, bool [BLOCK], and the seals that were found.
     """
     is_inside = is_checked & (page >= 0) & (page < num_pages)
     seal = tl.load(seals_ptr + page, mask=is_inside, other=0)
@@ -87,7 +87,7 @@ def _judge(  # type: ignore[no-untyped-def]
         write_found(line, has_room, found, generation, owner, place)
         if SPOILS:  # each seal of the program was read by then: their sum was taken
             tl.store(seals_ptr + page, mark_of(page) ^ _SPOILED, mask=is_bad & is_inside)
-    return is_bad, found
+    return count > 0, is_bad, found
 
 
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=VECTORS)
@@ -270,7 +270,7 @@ def check_writes_kernel(  # type: ignore[no-untyped-def]
     is_stored = (slot >= 0) & ((page != null_page) | is_granted)
     state = tl.load(states_ptr + page, mask=is_stored & (page < num_pages), other=0)
     is_out_of_place = slot - page * PAGE_SIZE != position - index * PAGE_SIZE
-    is_bad, found = _judge(
+    is_any, is_bad, found = _judge(
         seals_ptr,
         records_ptr,
         details_ptr,
@@ -294,6 +294,7 @@ def check_writes_kernel(  # type: ignore[no-untyped-def]
         _WRITE,
         True,
     )
-    tl.store(states_ptr + page, _STRUCK, mask=is_bad & (state >= _AWAITING))
-    is_hole = is_bad & is_granted & ((found != expected) | is_out_of_place)
-    tl.store(expected_ptr + row * row_pages + index, _HOLE, mask=is_hole)
+    if is_any:
+        tl.store(states_ptr + page, _STRUCK, mask=is_bad & (state >= _AWAITING))
+        is_hole = is_bad & is_granted & ((found != expected) | is_out_of_place)
+        tl.store(expected_ptr + row * row_pages + index, _HOLE, mask=is_hole)

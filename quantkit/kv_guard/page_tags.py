@@ -97,8 +97,7 @@ class PageTagTracker:
             step=self._verdicts.step,
         )
         if self._has_transfers:
-            granted = twins.generations(drawn, len(pages), pages.device)
-            transfer_events.take_over(self._arrays, pages, granted)
+            transfer_events.take_over(self._arrays, pages, twins.generations(drawn, len(pages), pages.device))
 
     def release(self, pages: Tensor) -> None:
         if self._has_transfers:
@@ -185,14 +184,12 @@ class PageTagTracker:
 
     def arrive(self, pages: Tensor, rows: Tensor, indices: Tensor, checksums: Tensor | None = None) -> None:
         held = page_events.held_by(self.expectations, rows, indices)
-        of = self._subject(rows)
-        transfer_events.accept_arrived(self._arrays, pages, held, checksums, of, state=State.HELD)
+        transfer_events.accept_arrived(self._arrays, pages, held, checksums, self._subject(rows), state=State.HELD)
 
     def store(self, pages: Tensor, held: Held, checksums: Tensor | None = None) -> Held:
         own = twins.generations(self._next_generations(len(pages)), len(pages), pages.device)
         kept = Held(generations=own, owners=held.owners.to(own.device), indices=held.indices.to(own.device))
-        of = self._subject(-1)
-        transfer_events.accept_arrived(self._arrays, pages, kept, checksums, of, state=State.SHARED)
+        transfer_events.accept_arrived(self._arrays, pages, kept, checksums, self._subject(-1), state=State.SHARED)
         return kept
 
     def own_pages(self, row: int, first: int, count: int) -> Tensor:

@@ -186,3 +186,30 @@ def test_what_lands_while_the_last_step_of_a_request_that_has_ended_runs(serve, 
     serving.finish(second)
     decode.assert_ended(*(["d2"] if is_written else []))
     assert bool(faults(serving)) == is_written
+
+
+def test_what_a_transfer_that_was_given_up_has_left_is_no_arrival_for_the_same_prompt(serve):
+    """Pages go from a prompt to another one, whose content comes without its tags, and back to the first prompt, for
+    which nothing comes. The tags of the first transfer would pass."""
+    prompts = list(range(10, 22)), list(range(200, 212))  # of whole pages
+    (first, token), (second, _) = prefill(serve, prompts)
+    decode = Failing(serve)
+    local = decode.local("local", [1, 2, 3], 20)
+    for room, prompt, sent, buffers in ((1, prompts[0], first, {0, 1, 2}), (2, prompts[1], second, {0})):
+        gone = decode.reserve(room, prompt)
+        pages = pages_of(decode.serving, gone)
+        decode.serving.step(local)
+        write_some(decode.serving, pages, sent, buffers)
+        if room == 1:
+            decode.serving.step(local)
+        decode.fail(gone)
+        decode.serving.step(local)
+    req = decode.reserve(3, prompts[0])
+    assert pages_of(decode.serving, req) == pages
+    decode.serving.step(local)
+    decode.commit(req, token)
+    decode.admit(req)
+    decode.serving.sent[req.rid] = list(req.output_ids)
+    decode.serving.finish(req, local, most=60)
+    assert faults(decode.serving) == {Fault.NOT_ARRIVED}
+    assert decode.serving.wrong() == []

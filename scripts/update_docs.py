@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from quantkit.cli.app import app
 from quantkit.families import FAMILIES
+from quantkit.kv_guard.faults import MEANING, Fault
 from quantkit.memory.gpus import GPUS
 from quantkit.recipe_files import recipe_config, recipe_summaries
 from quantkit.weights.source_form import SOURCE_METHODS
@@ -65,6 +66,10 @@ def recipes() -> str:
         ["recipe", "source", "group", "what it does"],
         [[f"`{one.name}`", one.hub_id, str(one.group_size), one.description] for one in recipe_summaries()],
     )
+
+
+def guard_faults() -> str:
+    return table(["fault", "what it says"], [[f"`{fault}`", MEANING[fault]] for fault in Fault])
 
 
 def gpus() -> str:
@@ -160,6 +165,7 @@ def blocks() -> dict[str, Callable[[], str]]:
         "published rates": lambda: "\n".join(published_rates.table()) + "\n",
         "planners": lambda: "\n".join(compare_planners.table()) + "\n",
         "gpus": gpus,
+        "guard faults": guard_faults,
         "gate": gate,
         "gate sizes": lambda: "\n".join(gate_examples.table()) + "\n",
     }

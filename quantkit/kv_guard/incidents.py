@@ -46,6 +46,8 @@ def read_incidents(path: Path) -> list[dict[str, Any]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"cannot be read: {first_line(error)}", remedy="name an incident file", file=path) from error
+    if lines and not lines[0].lstrip().startswith("{"):
+        raise SourceError("is no incident file", remedy="name the file that the guard wrote", file=path)
     incidents = [_incident(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
     if not incidents:
         raise SourceError("holds no incident", remedy="name the file that the guard wrote", file=path)

@@ -25,7 +25,9 @@ def read_dump(path: Path) -> Dump:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
     except (SafetensorError, OSError) as error:
-        raise SourceError(f"cannot be read: {first_line(error)}", remedy="name a dump that the guard wrote", file=path) from error
+        raise SourceError(
+            f"cannot be read: {first_line(error)}", remedy="name a dump that the guard wrote", file=path
+        ) from error
     if metadata.get("format") != FORMAT:
         raise SourceError("is no dump of KV page tags", remedy="name a dump of the guard's", file=path)
     if metadata.get("version") != str(TAG_VERSION):

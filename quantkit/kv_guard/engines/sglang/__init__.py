@@ -88,6 +88,6 @@ class. Requests for beams are answered with an error.
 
 **Not covered.** A draft model reads the same pages, but only the target's steps are checked, which are those whose
 tokens are sent. A token in page 0 counts as padding where its row was granted nothing. The content of pages is not
-looked at: what a request has computed from pages that were not its own, and the cache took before the verdict was read,
-stays in the cache, and a page with a hole fails each request that hits it. Flush the cache after a violation.
+looked at. What a request has computed from pages that were not its own, and the cache took before the verdict was read
+(readers.py), stays in the cache and ends each request that hits it, as a page with a hole does, until it is evicted.
 """

@@ -33,14 +33,20 @@ class Aborts:
         self._guard = guard
 
     def judge(self, verdict: Verdict, batch: Any) -> None:
-        """Condemn whom the verdict ends, and the batch where a token is stored for a row that is nobody's.
+        """Condemn whom the verdict ends, and whoever has read what they computed since; where a token is stored for a
+        row that is nobody's, the batch.
 
         The tracker takes that for padding, of which there is none yet where a batch is checked here (steps.py): it is a
         request's of the batch, and nobody can say whose.
         """
-        self._guard.condemned.add(verdict.aborted)
+        if self._guard.settings.mode is not Mode.ABORT:
+            return
+        wrong = set(verdict.aborted)
         if any(one.request is None and one.check == "write" for one in verdict.violations):
-            self._guard.condemned.add(req.rid for req in batch.reqs)
+            wrong.update(req.rid for req in batch.reqs)
+        if wrong:
+            wrong |= self._guard.pool.withdraw(wrong, verdict.step)
+        self._guard.condemned.add(wrong)
 
     def end(self, scheduler: Any, batch: Any) -> None:
         """Mark the batch's condemned requests; ranks that share a batch mark the same."""

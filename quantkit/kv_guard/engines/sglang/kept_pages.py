@@ -11,7 +11,7 @@ copy when it is there.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,13 @@ class KeptPages:
         """Places of those prefixes that are kept, and their entries. For what else a tree hits nothing vouches."""
         found = [(place, self._entry_of[prefix]) for place, prefix in enumerate(prefixes) if prefix in self._entry_of]
         return [place for place, _ in found], [entry for _, entry in found]
+
+    def withdraw(self, entries: Iterable[int]) -> None:
+        """On the host: nothing vouches any more for pages that the tree has."""
+        for entry in entries:
+            prefix = self._prefix_of.get(entry)
+            if prefix is not None and self._entry_of.get(prefix) == entry:
+                del self._entry_of[prefix]
 
     def put(self, entries: Tensor, pages: Tensor, held: Held) -> None:
         """On the device: what the pages of new entries are."""

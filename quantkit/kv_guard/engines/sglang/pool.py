@@ -3,7 +3,7 @@
 Hooks tell it what happened, in numbers that the host has; it tells the tracker, in tensors, ahead of the next forward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from quantkit.kv_guard.engines.sglang.events import DeferredCalls, wait_for
 from quantkit.kv_guard.engines.sglang.inbox import Inbox
 from quantkit.kv_guard.engines.sglang.kept_pages import KeptPages
 from quantkit.kv_guard.engines.sglang.prefixes import Prefixes, salt_of
+from quantkit.kv_guard.engines.sglang.readers import Readers
 from quantkit.kv_guard.page_tags import PageTagTracker
 from quantkit.kv_guard.settings import GuardSettings
 
@@ -50,6 +51,7 @@ class GuardedPool:
         self.kept = KeptPages(settings.size.num_pages, device)
         self.inbox = Inbox(settings.size.num_pages, settings.size.num_rows, device) if receives else None
         self.prefixes: dict[int, Prefixes] = {}  # by row
+        self.readers = Readers()
 
     def open(self, row: int, request: Any) -> None:
         """``request`` is a `Req`."""
@@ -57,11 +59,13 @@ class GuardedPool:
         # both sides of a transfer know the room, and each has a name of its own for the request
         name = request.rid if request.bootstrap_room is None else f"room {request.bootstrap_room}"
         self.prefixes[row] = Prefixes(self.tracker.chains, self.page_size, name, salt)
+        self.readers.open(row, request.rid)
         self.events.add(self.tracker.open, row, request.rid)
 
     def close(self, row: int) -> None:
         """A row that is given back; one that was never opened, as at start, is nobody's."""
         if self.prefixes.pop(row, None) is not None:
+            self.readers.close(row)
             self.events.add(self.tracker.close, row)
             if self.inbox is not None:
                 self.inbox.end(row)
@@ -110,13 +114,22 @@ class GuardedPool:
     def take(self, row: int, first: int, slots: Tensor, prefixes: Sequence[bytes]) -> None:
         """The tree takes pages of a row from ``first`` on; ``slots`` are those of the whole prefix."""
         if prefixes:
-            self.events.add(self._take, slots, row, first, self.kept.add(prefixes))
+            entries = self.kept.add(prefixes)
+            self.readers.give(row, entries)
+            self.events.add(self._take, slots, row, first, entries)
 
     def share(self, row: int, first: int, prefixes: Sequence[bytes]) -> None:
         """A row reads pages of the tree from ``first`` on. One that nothing is kept for stays never granted."""
         places, entries = self.kept.find(prefixes)
         if entries:
+            self.readers.read(row, entries)
             self.events.add(self._share, row, [first + place for place in places], entries)
+
+    def withdraw(self, requests: Iterable[str], step: int) -> set[str]:
+        """What ``requests`` have given to the cache since a step was launched is nobody's; whose pages it was, too."""
+        entries, readers = self.readers.behind(requests, step)
+        self.kept.withdraw(entries)
+        return readers
 
     def clear(self) -> None:
         """Every page is free."""

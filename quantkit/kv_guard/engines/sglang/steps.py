@@ -52,6 +52,7 @@ class StepHooks:
             if is_step:
                 step, writes = self._step(forward_batch), _writes(forward_batch)
                 self._steps.append(self._guard.logbook.before_step(step))
+                pool.readers.step = self._steps[-1]
                 pool.tracker.check_writes(*writes)
                 if pool.inbox is not None:
                     pool.inbox.launch()

@@ -60,7 +60,8 @@ def test_a_sentence_says_it(incidents):
     [
         (lambda text: "", "holds no incident"),
         (lambda text: text[:-20], "line 2 is no JSON"),
-        (lambda text: "[]\n" + text, "line 1 is no incident"),
+        (lambda text: "[]\n" + text, "is no incident file"),
+        (lambda text: text + "[]\n", "is no incident"),
         (lambda text: text.replace('"version": 1', '"version": 9'), "line 1 is of version 9, this is 1"),
         (lambda text: text.replace('"freed"', '"eaten"'), "line 1 has a fault or a check that this version does not"),
         (lambda text: text.replace('"before_step"', '"soon"'), "line 1 has a fault or a check that this version does"),
@@ -117,7 +118,7 @@ def test_a_file_that_cannot_be_written_ends_no_server(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda line: "[" * 100_000, "line 1 is no JSON"),
+        (lambda line: '{"step": ' + "[" * 100_000, "line 1 is no JSON"),
         (lambda line: line.replace('"step": 1', '"step": NaN'), "line 1 is no JSON: NaN is no number"),
         (lambda line: line.replace('"version": 1', '"version": true'), "line 1 is no incident"),
         (lambda line: line.replace('"index": 1', '"index": true', 1), "line 1 is no incident"),

@@ -50,6 +50,7 @@ def check_holder(arrays: PageArrays, pages: Tensor, held: Held, of: Words) -> Te
     seals = twins.seal_of(held.generations, held.owners, held.indices)
     found = twins.found_words(arrays.tags, pages)
     is_other = (found[Word.FOUND_SEAL] != seals) | (states_of(arrays.tags, pages) == State.FREE)
+    is_other |= held.generations == 0  # nothing was granted, and the seal of that may be what is found outside the pool
     twins.append_lines(arrays.ring, is_other, holder_words(held, seals, of) | found | {Word.CHECK: Check.HOLDER})
     return ~is_other
 
@@ -106,9 +107,10 @@ def held_by(expectations: Expectations, rows: Tensor, indices: Tensor) -> Held:
 
 
 def expect(expectations: Expectations, rows: Tensor, indices: Tensor, held: Held) -> None:
-    """Logical pages of rows are what was held."""
+    """Logical pages of rows are what was held; where that was nothing, they were not granted."""
     places = places_of(expectations, rows, indices)
-    put(expectations.seals_RL.view(-1), places, twins.seal_of(held.generations, held.owners, indices))
+    seals = twins.seal_of(held.generations, held.owners, indices)
+    put(expectations.seals_RL.view(-1), places, torch.where(held.generations == 0, UNGRANTED, seals))
     put(expectations.details_RL2.view(-1, 2), places, torch.stack((held.generations, held.owners), 1))
 
 

@@ -54,6 +54,15 @@ def test_events_of_which_nothing_can_be_said_leave_every_page_as_it_is(page):
     assert pool.run(0).violations == ()
 
 
+@OUTSIDE
+@pytest.mark.parametrize("index", [0, 1])
+def test_who_was_granted_nothing_holds_no_page_outside_the_pool(page, index):
+    pool = Pool()
+    pool.tracker.open(0, "r0")
+    pool.tracker.cache(numbers(page), numbers(0), numbers(index))
+    assert [(one.check, one.evidence.page) for one in pool.tracker.settle().violations] == [("holder", page)]
+
+
 @pytest.mark.parametrize(("row", "index"), [(-1, 0), (4, 0), (0, -1), (0, 4), (1 << 40, 0)])
 def test_rows_and_places_that_there_are_none_of_expect_nothing(row, index):
     pool = Pool()

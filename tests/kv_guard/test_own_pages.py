@@ -101,3 +101,25 @@ def test_a_row_gives_back_a_page_with_a_hole():
     pool.begin(0, range(4), [3])
     pool.tracker.check_writes(numbers(9 * PAGE_SIZE), numbers(0), numbers(0))
     assert pool.tracker.own_pages(0, 0, 1).tolist() == [3]
+
+
+def test_a_row_that_shares_what_was_never_granted_gives_back_nothing():
+    """Of a page with a hole a node keeps nothing that a page could be; nor was a reserved page granted to anybody."""
+    pool = Pool()
+    pool.begin(0, range(8), [3, 4])
+    pool.tracker.check_writes(numbers(9 * PAGE_SIZE), numbers(0), numbers(4))
+    held = pool.tracker.cache(numbers(4), numbers(0), numbers(1))
+    pool.tracker.reserve(numbers(6), 1)
+    pool.tracker.open(1, "r1")
+    pool.tracker.share(numbers(1), numbers(1), held)
+    assert pool.tracker.own_pages(1, 1, 1).tolist() == [-1]
+
+
+def test_a_page_that_stands_at_two_places_is_given_back_once():
+    pool = Pool()
+    pool.begin(0, range(4), [3])
+    held = pool.tracker.cache(numbers(3), numbers(0), numbers(0))
+    pool.tracker.open(1, "r1")
+    for index in (0, 1):
+        pool.tracker.share(numbers(1), numbers(index), held)
+    assert pool.tracker.own_pages(1, 0, 2).tolist() == [3, -1]

@@ -28,6 +28,18 @@ def test_a_token_in_another_requests_page_spoils_it_for_that_one():
     assert pool.run(1).violations == ()
 
 
+def test_where_a_node_kept_nothing_no_null_page_stands():
+    """Of the first page's, too: it is not as in a row that nobody has opened."""
+    pool = Pool(null_page=0)
+    pool.begin(0, range(4), [3])
+    write(pool, 9 * PAGE_SIZE, 0, 0)
+    held = pool.tracker.cache(numbers(3), numbers(0), numbers(0))
+    pool.tracker.open(1, "r1")
+    pool.tracker.share(numbers(1), numbers(0), held)
+    pool.table[1, 0], pool.lengths[1] = 0, 4
+    assert (Fault.NEVER_GRANTED, "before_step", "r1", 0) in faults(pool.run(1))
+
+
 @pytest.mark.parametrize(("slot", "row"), [(-1, 0), (0, 2), (4 * PAGE_SIZE + 1, 0)])
 def test_padding_and_a_rows_own_token_spoil_nothing(slot, row):
     pool = Pool(null_page=0)

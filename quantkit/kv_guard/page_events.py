@@ -55,11 +55,11 @@ def check_holder(arrays: PageArrays, pages: Tensor, held: Held, of: Words) -> Te
     return ~is_other
 
 
-def check_vacant(arrays: PageArrays, row: int, openings: tuple[int, int], step: int) -> None:
+def name_both(arrays: PageArrays, row: int, openings: tuple[int, int], step: int) -> None:
     """A row was opened while it was another request's: a line for each of the two."""
     both = torch.tensor(openings, device=arrays.ring.count_1.device)
     words: Words = {Word.STEP: step, Word.CHECK: Check.OPENING, Word.ROW: row, Word.PAGE: -1, Word.OPENING: both}
-    twins.append_lines(arrays.ring, both > 0, words)
+    twins.append_lines(arrays.ring, torch.ones_like(both, dtype=torch.bool), words)
 
 
 def leave_holes(expectations: Expectations, rows: Tensor, indices: Tensor, where_N: Tensor) -> None:

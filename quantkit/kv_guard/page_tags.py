@@ -67,7 +67,7 @@ class PageTagTracker:
     def open(self, row: int, request: str) -> None:
         former, opening = self._verdicts.openings.open(row, request)
         if former:
-            page_events.check_vacant(self._arrays, row, (former, opening), self._verdicts.step)
+            page_events.name_both(self._arrays, row, (former, opening), self._verdicts.step)
         self._expect_nothing(row, UNGRANTED, opening)
 
     def close(self, row: int) -> None:

@@ -4,7 +4,6 @@ Each is a process of its own, with its own arguments, environment, folder, strea
 an interpreter's start (what is imported, by which settings) it asks of a new one.
 """
 
-import atexit
 import functools
 import importlib
 import json
@@ -13,33 +12,27 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.line_process import LineProcess
 
 
 def run_forked(arguments: list[str], folder: Path, environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     """`quantkit` with these arguments, in that folder."""
     with tempfile.TemporaryDirectory() as streams:
         task = {"arguments": arguments, "folder": str(folder), "environment": environment, "streams": streams}
-        server = _server()
-        assert server.stdin is not None
-        assert server.stdout is not None
-        server.stdin.write(json.dumps(task) + "\n")
-        server.stdin.flush()
-        returncode = int(server.stdout.readline())
+        returncode = int(_server().ask(json.dumps(task)))
         stdout, stderr = (Path(streams, name).read_text() for name in ("stdout", "stderr"))
     return subprocess.CompletedProcess(arguments, returncode, stdout, stderr)
 
 
 @functools.cache
-def _server() -> "subprocess.Popen[str]":
-    """Takes tasks and gives exit codes, a line each."""
-    server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    atexit.register(_end, server)
-    return server
+def _server() -> "LineProcess":
+    """Takes tasks and gives exit codes."""
+    from tests.line_process import LineProcess  # this file is a program, too, which knows no other of the tests
 
-
-def _end(server: "subprocess.Popen[str]") -> None:
-    server.kill()
-    server.communicate()
+    return LineProcess(__file__)
 
 
 def _is_child() -> bool:

@@ -4,7 +4,6 @@ A process of its own, since the tests' own may have chosen the interpreter; one 
 takes longer than most of them. `cuobjdump` comes with Triton.
 """
 
-import atexit
 import functools
 import json
 import os
@@ -13,7 +12,10 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.line_process import LineProcess
 
 
 @dataclass(frozen=True)
@@ -65,32 +67,15 @@ def compile_kernel(
         "options": options,
         "cache": str(cache),
     }
-    compiler = _compiler()
-    assert compiler.stdin is not None
-    assert compiler.stdout is not None
-    compiler.stdin.write(json.dumps(task) + "\n")
-    compiler.stdin.flush()
-    answer = compiler.stdout.readline()
-    if not answer:
-        _compiler.cache_clear()
-        raise AssertionError(f"the compiler ended with {compiler.wait()}, and said why on stderr")
-    return Compiled(**json.loads(answer))
+    return Compiled(**json.loads(_compiler().ask(json.dumps(task))))
 
 
 @functools.cache
-def _compiler() -> "subprocess.Popen[str]":
-    """Takes tasks and gives documents, a line each."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    compiler = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
-    )
-    atexit.register(_end, compiler)
-    return compiler
+def _compiler() -> "LineProcess":
+    """Takes tasks and gives documents."""
+    from tests.line_process import LineProcess  # this file is a program, too, which knows no other of the tests
 
-
-def _end(compiler: "subprocess.Popen[str]") -> None:
-    compiler.kill()
-    compiler.communicate()
+    return LineProcess(__file__, {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"})
 
 
 def _main() -> None:

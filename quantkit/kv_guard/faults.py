@@ -40,7 +40,7 @@ MEANING: Mapping[Fault, str] = {
     Fault.MISPLACED: "the page is the row's own and stands at another place",
     Fault.SHIFTED: "the row is shifted within its pages: one's first token is not in its first slot",
     Fault.BEYOND: "the row has more pages than the engine said that a step reads: what lies behind was not looked at",
-    Fault.HOLE: "a token of this page was stored elsewhere, or was copied from where it was not",
+    Fault.HOLE: "a token of this page was stored elsewhere, or the page is a copy of what was not its source's",
     Fault.OTHER_PAGE: "the tag is that of another page: a copy, a move or a transfer brought it here",
     Fault.TORN: "the tag agrees with no page: it was overwritten in part",
     Fault.GRANTED_TWICE: "the page was granted while it was held: it stood in the free list twice",

@@ -50,7 +50,7 @@ def check_holder(arrays: PageArrays, pages: Tensor, held: Held, of: Words) -> Te
     seals = twins.seal_of(held.generations, held.owners, held.indices)
     found = twins.found_words(arrays.tags, pages)
     is_other = (found[Word.FOUND_SEAL] != seals) | (states_of(arrays.tags, pages) == State.FREE)
-    is_other |= held.generations == 0  # nothing was granted, and the seal of that may be what is found outside the pool
+    is_other |= _is_nothing(held)  # whose seal may be what is found outside the pool
     twins.append_lines(arrays.ring, is_other, holder_words(held, seals, of) | found | {Word.CHECK: Check.HOLDER})
     return ~is_other
 
@@ -106,11 +106,16 @@ def held_by(expectations: Expectations, rows: Tensor, indices: Tensor) -> Held:
     return Held(generations=details[:, 0], owners=details[:, 1], indices=indices.clone())
 
 
+def _is_nothing(held: Held) -> Tensor:
+    """What `held_by` returns where nothing was granted. An owner without a generation is a grant that no page has."""
+    return (held.generations == 0) & (held.owners == 0)
+
+
 def expect(expectations: Expectations, rows: Tensor, indices: Tensor, held: Held) -> None:
     """Logical pages of rows are what was held; where that was nothing, they were not granted."""
     places = places_of(expectations, rows, indices)
     seals = twins.seal_of(held.generations, held.owners, indices)
-    put(expectations.seals_RL.view(-1), places, torch.where(held.generations == 0, UNGRANTED, seals))
+    put(expectations.seals_RL.view(-1), places, torch.where(_is_nothing(held), UNGRANTED, seals))
     put(expectations.details_RL2.view(-1, 2), places, torch.stack((held.generations, held.owners), 1))
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from quantkit.kv_guard.tracker import Held
 from tests.kv_guard.pools import PAGE_SIZE, Pool, numbers
 
 
@@ -113,6 +114,14 @@ def test_a_row_that_shares_what_was_never_granted_gives_back_nothing():
     pool.tracker.open(1, "r1")
     pool.tracker.share(numbers(1), numbers(1), held)
     assert pool.tracker.own_pages(1, 1, 1).tolist() == [-1]
+
+
+def test_what_is_reserved_is_not_that_of_a_row_that_expects_what_no_page_has():
+    pool = Pool()
+    pool.tracker.reserve(numbers(6), 1)
+    pool.tracker.open(1, "r1")
+    pool.tracker.share(numbers(1), numbers(0), Held(generations=numbers(0), owners=numbers(5), indices=numbers(0)))
+    assert pool.tracker.own_pages(1, 0, 1).tolist() == [-1]
 
 
 def test_a_page_that_stands_at_two_places_is_given_back_once():

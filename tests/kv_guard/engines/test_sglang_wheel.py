@@ -18,6 +18,7 @@ from tests.kv_guard.engines.small_sglang import places
 from tests.kv_guard.engines.test_sglang_faults import *  # noqa: F403  the same scenarios
 from tests.kv_guard.engines.test_sglang_given_up import *  # noqa: F403
 from tests.kv_guard.engines.test_sglang_hooks import *  # noqa: F403
+from tests.kv_guard.engines.test_sglang_readers import *  # noqa: F403
 from tests.kv_guard.engines.test_sglang_retraction import *  # noqa: F403
 from tests.kv_guard.engines.test_sglang_shared import *  # noqa: F403
 from tests.kv_guard.engines.test_sglang_transfers import *  # noqa: F403
